@@ -1,4 +1,4 @@
-"""The approvers of most tests: one with the keys of two people, and one with a portal and rules."""
+"""Approver fixtures: one with the keys of two people, and one with a portal and rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def portal(tmp_path: Path) -> Iterator[PortalStub]:
 
 @pytest.fixture
 def secure(tmp_path: Path) -> Iterator[Callable[..., PortalStub]]:
-    """Return what makes a portal that speaks TLS; before `start` among a test's fixtures, it outlives the channels."""
+    """Return a factory of TLS portals. Request it before `start`, so that portals stop after the pollers."""
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(PortalStub(tmp_path / "portal", **options))
 
@@ -50,7 +50,7 @@ def desk() -> Desk:
 
 @pytest.fixture
 def start(desk: Desk) -> Iterator[Callable[..., PortalPoller]]:
-    """Return what starts a channel to a portal or a URL; each is stopped, long before the portal would answer."""
+    """Return a function that starts a poller for a portal or a URL. Teardown stops each poller."""
     with contextlib.ExitStack() as stack:
 
         def started(portal: Any, *, remote: dict[str, Any] | None = None, **options: Any) -> PortalPoller:

@@ -1,4 +1,4 @@
-"""From a decision to Azure: what is written when, what is tried again, and what a crash leaves behind."""
+"""The approver from a decision to the Azure request: order of writes, retries, and crashes."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ def configure(kit, **options):
     kit.restart()
 
 
-def test_a_decision_kept_before_a_crash_is_followed_after_it(kit):
+def test_stored_decision_is_executed_after_a_crash(kit):
     kit.approver.receive([kit.token(kit.event())])
     kit.restart()
     kit.see(kit.event())
@@ -27,7 +27,7 @@ def test_a_decision_kept_before_a_crash_is_followed_after_it(kit):
     assert kit.outcomes == [("approved", "accepted")]
 
 
-def test_nothing_is_approved_without_an_answer_of_the_last_three_seconds(kit):
+def test_approval_requires_a_response_from_the_last_three_seconds(kit):
     kit.see(kit.event())
     kit.wait(3.1)
     kit.offer(kit.token(kit.event()))
@@ -38,14 +38,14 @@ def test_nothing_is_approved_without_an_answer_of_the_last_three_seconds(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_clock_that_jumps_makes_an_answer_old(kit):
+def test_clock_jump_makes_a_response_too_old(kit):
     kit.see(kit.event())
     kit.wall_jump_seconds = 10.0
     kit.offer(kit.token(kit.event()))
     assert kit.imds.posts == []
 
 
-def test_an_approval_that_azure_does_not_take_is_tried_again_and_told_at_first_and_at_the_end(kit):
+def test_rejected_request_is_retried_and_recorded_first_and_last(kit):
     kit.imds.answer = ImdsStatus("Server error", status=500)
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
@@ -59,7 +59,7 @@ def test_an_approval_that_azure_does_not_take_is_tried_again_and_told_at_first_a
     assert len(kit.outcomes) == 2
 
 
-def test_request_without_a_response_is_tried_again(kit):
+def test_request_without_a_response_is_retried(kit):
     kit.imds.answer = ImdsUnreachable("cut")
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
@@ -70,7 +70,7 @@ def test_request_without_a_response_is_tried_again(kit):
     assert kit.outcomes == [("approved", "accepted")]
 
 
-def test_an_event_that_started_after_a_post_without_an_answer_is_not_said_to_be_approved(kit):
+def test_start_after_an_unanswered_request_is_not_recorded_as_approved(kit):
     kit.imds.answer = ImdsUnreachable("cut")
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
@@ -79,7 +79,7 @@ def test_an_event_that_started_after_a_post_without_an_answer_is_not_said_to_be_
     assert "may have accepted it" in kit.records[-1].approval.reason
 
 
-def test_a_crash_between_the_post_and_its_record_posts_the_same_again(kit):
+def test_request_is_repeated_after_a_crash_before_its_record(kit):
     kit.imds.on_post = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     kit.see(kit.event())
     with pytest.raises(KeyboardInterrupt):
@@ -93,7 +93,7 @@ def test_a_crash_between_the_post_and_its_record_posts_the_same_again(kit):
     assert kit.outcomes == [("approved", "accepted")]
 
 
-def test_a_hold_withdraws_what_was_not_posted(kit):
+def test_hold_withdraws_an_approval_that_was_not_sent(kit):
     kit.imds.answer = ImdsStatus("Server error", status=500)
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
@@ -105,7 +105,7 @@ def test_a_hold_withdraws_what_was_not_posted(kit):
     assert kit.outcomes[-1] == ("approval_refused", "superseded")
 
 
-def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
+def test_hold_before_the_attempt_is_stored_prevents_the_request(kit):
     kit.see(kit.event())
     kit.approver.receive([kit.token(kit.event())])
     kit.imds.answer = ImdsStatus("Server error", status=500)
@@ -118,7 +118,7 @@ def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     assert kit.outbox.change(approvals.begin_attempt, stream_id, kit.approvals, now=now) == []
 
 
-def test_a_second_approval_of_an_approved_event_is_told_and_not_posted(kit):
+def test_second_approval_of_an_approved_event_is_recorded_but_not_sent(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
     kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
@@ -150,7 +150,7 @@ def test_accepted_approval_ends_at_exp_or_not_before_whichever_is_later(
     assert "NotBefore" in kit.records[-1].approval.reason
 
 
-def test_an_approval_that_comes_before_its_time_is_followed_when_the_time_comes(kit):
+def test_early_approval_is_executed_when_it_becomes_valid(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event(), after=300))
     kit.go(239, kit.event())
@@ -161,7 +161,7 @@ def test_an_approval_that_comes_before_its_time_is_followed_when_the_time_comes(
     assert "checks the decision again" in kit.records[0].approval.reason
 
 
-def test_a_dry_run_does_all_but_the_post(kit):
+def test_dry_run_does_everything_except_the_request(kit):
     configure(kit, dry_run=True)
     kit.go(1, kit.event())
     kit.offer(kit.token(kit.event()))
@@ -172,7 +172,7 @@ def test_a_dry_run_does_all_but_the_post(kit):
     assert kit.approver.approved == frozenset()
 
 
-def test_the_file_stops_everything_at_once_and_its_removal_goes_on(kit):
+def test_disable_file_stops_approvals_and_its_removal_resumes_them(kit):
     kit.see(kit.event())
     switch = kit.state / "approvals.disabled"
     switch.touch()
@@ -186,7 +186,7 @@ def test_the_file_stops_everything_at_once_and_its_removal_goes_on(kit):
     assert kit.outcomes[-1] == ("approved", "accepted")
 
 
-def test_what_was_posted_and_stays_scheduled_is_visible(kit):
+def test_metric_reports_approved_events_that_remain_scheduled(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
     kit.go(90, kit.event())
@@ -201,7 +201,7 @@ def test_what_was_posted_and_stays_scheduled_is_visible(kit):
     assert kit.metrics.registry.get_sample_value(gauge) == 0
 
 
-def test_poll_waits_for_a_request_on_its_way_so_that_approved_precedes_started(kit):
+def test_poll_waits_for_an_inflight_request_so_approved_precedes_started(kit):
     reached, release = threading.Event(), threading.Event()
     kit.imds.on_post = lambda: (reached.set(), release.wait(20))
     kit.see(kit.event())
@@ -218,7 +218,7 @@ def test_poll_waits_for_a_request_on_its_way_so_that_approved_precedes_started(k
     turn.join()
 
 
-def test_a_failure_in_the_approver_is_said_and_does_not_end_it(kit, caplog):
+def test_approver_logs_a_failure_and_continues(kit, caplog):
     kit.see(kit.event())
     kit.imds.answer = RuntimeError("a bug")
     kit.approver.start()
@@ -234,7 +234,7 @@ def test_a_failure_in_the_approver_is_said_and_does_not_end_it(kit, caplog):
     assert kit.outcomes == [("approved", "accepted")]
 
 
-def test_failure_of_the_approvals_is_logged_once_although_its_text_changes(kit, caplog):
+def test_approver_failure_with_varying_message_is_logged_once(kit, caplog):
     class Failure(BridgeError):
         count = 0
 

@@ -1,4 +1,4 @@
-"""Decisions that must not count: nothing is posted, and one record says why."""
+"""Invalid decisions send no request and produce one record with the reason."""
 
 import base64
 import json
@@ -48,7 +48,7 @@ TOKENS = {
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_a_decision_that_is_not_right_in_everything_approves_nothing(kit, name):
+def test_invalid_decision_approves_nothing(kit, name):
     make, reason = TOKENS[name]
     kit.see(kit.event())
     token = make(kit, kit.token(kit.event()))
@@ -68,14 +68,14 @@ def test_a_decision_that_is_not_right_in_everything_approves_nothing(kit, name):
     ],
     ids=["started", "started, all else the same", "there twice"],
 )
-def test_an_event_that_is_not_there_to_be_approved_is_not(kit, shown, reason):
+def test_approval_is_refused_unless_the_event_is_scheduled_once(kit, shown, reason):
     kit.see(*shown(kit))
     kit.offer(kit.token(kit.event()))
     assert kit.imds.posts == []
     assert kit.outcomes == [("approval_refused", reason)]
 
 
-def test_an_approval_that_comes_after_a_newer_hold_is_refused(kit):
+def test_approval_older_than_a_received_hold_is_refused(kit):
     kit.see(kit.event())
     late = kit.token(kit.event(), after=-5)
     kit.offer(kit.token(kit.event(), "hold"))
@@ -84,7 +84,7 @@ def test_an_approval_that_comes_after_a_newer_hold_is_refused(kit):
     assert kit.outcomes == [("approval_refused", "superseded")]
 
 
-def test_a_hold_wins_a_tie_in_one_answer(kit):
+def test_hold_wins_over_a_simultaneous_approval(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()), kit.token(kit.event(), "hold", kid="k2", approver=BORIS))
     assert kit.imds.posts == []
@@ -97,7 +97,7 @@ def test_a_later_approval_ends_a_hold(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_decision_that_comes_again_is_passed_over_in_silence_also_after_a_restart_and_its_expiry(kit):
+def test_repeated_decision_is_ignored_even_after_restart_and_expiry(kit):
     kit.see(kit.event())
     token = kit.token(kit.event())
     kit.offer(token)
@@ -113,7 +113,7 @@ def test_a_decision_that_comes_again_is_passed_over_in_silence_also_after_a_rest
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_jti_that_comes_again_for_something_else_is_refused(kit, restarted):
+def test_reused_jti_for_another_event_is_refused(kit, restarted):
     kit.see(kit.event("E-1"), kit.event("E-2"))
     kit.offer(kit.token(kit.event("E-1"), jti="once"))
     if restarted:
@@ -124,7 +124,7 @@ def test_a_jti_that_comes_again_for_something_else_is_refused(kit, restarted):
     assert kit.outcomes[-1] == ("approval_refused", "replayed")
 
 
-def test_a_jti_is_remembered_when_everything_else_is_cleaned_away(kit):
+def test_jti_is_kept_after_other_state_is_pruned(kit):
     kit.see(kit.event())
     token = kit.token(kit.event())
     kit.offer(token)
@@ -159,7 +159,7 @@ def two(tmp_path):
     [[("k1", ANNE)], [("k1", ANNE), ("k1", ANNE)], [("k1", ANNE), ("k3", ANNE)]],
     ids=["one", "one kid twice", "one approver with two keys"],
 )
-def test_one_person_is_never_two(two, signers):
+def test_approvals_of_one_person_count_once(two, signers):
     two.see(two.event())
     two.offer(*(two.token(two.event(), kid=kid, approver=approver) for kid, approver in signers))
     two.go(5, two.event())
@@ -171,7 +171,7 @@ def test_one_person_is_never_two(two, signers):
     assert two.outcomes == [("approval_refused", "too_few_approvers")]
 
 
-def test_two_people_approve_and_both_are_named(two):
+def test_approval_of_two_people_names_both(two):
     two.see(two.event())
     two.offer(two.token(two.event()))
     two.restart()
@@ -182,7 +182,7 @@ def test_two_people_approve_and_both_are_named(two):
     assert approved.approval.approvers == (ANNE, BORIS)
 
 
-def test_an_approval_that_expired_before_the_second_came_does_not_count(two):
+def test_approval_that_expired_before_the_second_does_not_count(two):
     two.see(two.event())
     two.offer(two.token(two.event(), valid_seconds=100))
     two.wait(200)
@@ -204,7 +204,7 @@ def test_an_approval_older_than_the_newest_hold_is_not_the_first_of_two(two):
     assert two.imds.posts == [["E-1"]]
 
 
-def test_a_key_that_was_taken_away_does_not_count_any_more(two):
+def test_approval_with_a_removed_key_does_not_count(two):
     two.see(two.event())
     two.offer(two.token(two.event()))
     Path(f"{two.key('k1')}.pub").unlink()
@@ -216,7 +216,7 @@ def test_a_key_that_was_taken_away_does_not_count_any_more(two):
 # Floods.
 
 
-def test_ten_thousand_forgeries_make_one_record_a_minute_and_evict_nothing(kit):
+def test_ten_thousand_forgeries_add_one_record_a_minute_and_evict_nothing(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
     before = len(kit.records)

@@ -1,4 +1,4 @@
-"""Which document a decision is compared with: never one from before it came, and an absence only once it is believed.
+"""A decision is compared only with later documents, and an absence counts only when it is confirmed.
 
 The poll, its tracker and the approver work together here as in the agent; what the metadata service says is set by
 hand, and time stands on a dial.
@@ -17,7 +17,7 @@ DAY_SECONDS = 86_400.0
 
 
 class Watched:
-    """A VM whose poll and approver see what `show` has the metadata service answer."""
+    """A VM whose poll and approver get the document that `show` sets in the metadata service."""
 
     deadline_seconds = 5.0
 
@@ -73,7 +73,7 @@ def vm(kit):
     [{"not_before_raw": "an earlier time"}, {"event_status": "Started"}, None],
     ids=["changed", "status", "absent"],
 )
-def test_a_decision_is_not_refused_by_a_document_from_before_it_came(kit, vm, before):
+def test_decision_is_not_refused_because_of_an_older_document(kit, vm, before):
     vm.show(*([] if before is None else [kit.event(**before)]), incarnation=5)
     vm.poll()
     kit.wait(1)
@@ -85,7 +85,7 @@ def test_a_decision_is_not_refused_by_a_document_from_before_it_came(kit, vm, be
     assert kit.outcomes == [("approved", "accepted")]
 
 
-def test_a_decision_is_not_refused_by_a_document_that_was_asked_for_before_it_came(kit, vm):
+def test_decision_is_not_refused_because_of_an_earlier_imds_request(kit, vm):
     vm.show(kit.event(not_before_raw="an earlier time"), incarnation=5)
     vm.poll()
 
@@ -104,7 +104,7 @@ def test_a_decision_is_not_refused_by_a_document_that_was_asked_for_before_it_ca
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_decision_on_an_event_that_changed_is_refused_by_the_next_document(kit, vm):
+def test_decision_on_a_changed_event_is_refused_at_the_next_document(kit, vm):
     vm.show(kit.event(not_before_raw="a later time"), incarnation=5)
     vm.poll()
     kit.wait(1)
@@ -114,7 +114,7 @@ def test_a_decision_on_an_event_that_changed_is_refused_by_the_next_document(kit
     assert kit.imds.posts == []
 
 
-def test_an_approval_outlives_an_absence_that_the_poll_does_not_believe(kit, vm):
+def test_unconfirmed_absence_keeps_an_approval(kit, vm):
     vm.show(kit.event(), incarnation=5)
     vm.poll()
     kit.imds.answer = ImdsStatus("Server error", status=500)
@@ -124,14 +124,14 @@ def test_an_approval_outlives_an_absence_that_the_poll_does_not_believe(kit, vm)
     vm.poll()
     kit.wait(30)
     vm.poll()
-    assert len(kit.imds.posts) == 1  # nothing is posted for an event that is not there
+    assert len(kit.imds.posts) == 1  # no request for an absent event
     vm.show(kit.event(), incarnation=2)
     vm.poll()
     assert kit.imds.posts == [["E-1"], ["E-1"]]
     assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]
 
 
-def test_an_absence_that_the_poll_believes_ends_an_approval(kit, vm):
+def test_confirmed_absence_ends_an_approval(kit, vm):
     vm.show(kit.event(), incarnation=5)
     vm.poll()
     kit.imds.answer = ImdsStatus("Server error", status=500)

@@ -1,4 +1,4 @@
-"""Rules at work: who acts, when, after which command, and what stops them."""
+"""Approvals by rules: the acting VM, delays, commands, and holds."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def test_a_rule_approves_once(kit):
     assert approved.approval.decision_id is None
 
 
-def test_a_rule_approves_the_event_that_it_became(kit):
+def test_rule_approves_the_event_again_after_it_changes(kit):
     begin(kit, FREEZE)
     kit.go(2, kit.event())
     kit.go(2, kit.event(not_before_raw="another time"))
@@ -45,13 +45,13 @@ def test_a_rule_approves_the_event_that_it_became(kit):
     assert len({each.id for each in kit.records}) == 2
 
 
-def test_the_first_rule_that_matches_holds(kit):
+def test_first_matching_rule_applies(kit):
     begin(kit, RuleSettings(name="not-now", action="hold"), FREEZE)
     kit.go(10, kit.event())
     assert kit.imds.posts == []
 
 
-def test_the_second_vm_waits_for_the_first_and_then_acts(kit):
+def test_second_vm_approves_after_a_wait_for_the_first(kit):
     begin(kit, FREEZE, leader_fallback_seconds=30)
     kit.go(29, kit.event(resources=("vm_9", "vm_0")))
     assert kit.imds.posts == []
@@ -59,14 +59,14 @@ def test_the_second_vm_waits_for_the_first_and_then_acts(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_vm_that_does_not_know_its_name_approves_nothing(kit):
+def test_rule_approves_nothing_while_the_vm_name_is_unknown(kit):
     kit.vm = kit.vm.__class__()
     begin(kit, FREEZE)
     kit.go(60, kit.event())
     assert kit.imds.posts == []
 
 
-def test_a_hold_of_a_person_stops_a_rule(kit):
+def test_hold_of_a_person_stops_a_rule(kit):
     kit.trust(("k1", ANNE))
     kit.settings = ApprovalSettings(remote=kit.settings.remote, rules=(FREEZE,))
     kit.start()
@@ -82,7 +82,7 @@ def test_a_hold_of_a_person_stops_a_rule(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_what_a_rule_wanted_is_withdrawn_with_the_rule(kit):
+def test_approval_of_a_rule_is_withdrawn_when_the_rule_is_removed(kit):
     begin(kit, FREEZE)
     (kit.state / "approvals.disabled").touch()
     kit.go(3, kit.event())
@@ -114,7 +114,7 @@ def runs(tmp_path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
+def test_command_runs_once_before_the_approval_and_receives_the_record(kit, tmp_path):
     begin(kit, drain(tmp_path))
     mine = kit.event(resources=("vm_0",))
     kit.record(mine)
@@ -126,7 +126,7 @@ def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
     assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
 
 
-def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_path):
+def test_failed_command_approves_nothing_and_does_not_run_again(kit, tmp_path):
     begin(kit, drain(tmp_path, exit_code=3))
     mine = kit.event(resources=("vm_0",))
     kit.record(mine)
@@ -139,7 +139,7 @@ def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_pat
     assert "exit code 3: it did not drain" in kit.records[-1].approval.reason
 
 
-def test_a_command_that_was_running_when_the_agent_died_runs_again(kit, tmp_path):
+def test_command_interrupted_by_an_agent_crash_runs_again(kit, tmp_path):
     begin(kit, drain(tmp_path, seconds=60))
     mine = kit.event(resources=("vm_0",))
     kit.record(mine)
@@ -161,7 +161,7 @@ def test_a_running_command_delays_no_other_approval(kit, tmp_path):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_command_speaks_for_no_other_vm(kit, tmp_path):
+def test_rule_with_a_command_approves_only_for_this_vm(kit, tmp_path):
     begin(kit, drain(tmp_path))
     both = kit.event(resources=("vm_0", "vm_1"))
     kit.record(both)

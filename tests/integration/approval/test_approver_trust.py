@@ -1,4 +1,4 @@
-"""Trust is asked again right before each StartRequests: the keys, the number of approvers, the event, the holds."""
+"""Keys, the number of approvers, the event, and holds are checked again right before each StartRequests."""
 
 import os
 import shutil
@@ -63,7 +63,7 @@ WAYS = [
 
 @pytest.fixture(params=["Azure refused it so far", "approvals.disabled"])
 def waiting(request, kit):
-    """Return the kit with an approval of Anne's that is accepted and not posted with success, and what lets it go."""
+    """Return the kit with Anne's accepted approval, whose request fails, and a function that lets it succeed."""
     kit.see(kit.event())
     if request.param == "approvals.disabled":
         switch = kit.state / "approvals.disabled"
@@ -79,7 +79,7 @@ def waiting(request, kit):
 
 
 @pytest.mark.parametrize("revoke", WAYS, ids=lambda way: way.__name__)
-def test_approval_of_a_key_that_is_no_longer_trusted_is_withdrawn_with_a_record(waiting, revoke):
+def test_approval_of_an_untrusted_key_is_withdrawn_with_a_record(waiting, revoke):
     revoke(waiting)
     waiting.let_go()
     waiting.go(60, waiting.event())
@@ -90,7 +90,7 @@ def test_approval_of_a_key_that_is_no_longer_trusted_is_withdrawn_with_a_record(
     assert "no longer trusted" in withdrawn.reason
 
 
-def test_key_that_comes_back_revives_nothing(waiting):
+def test_restored_key_does_not_restore_withdrawn_approvals(waiting):
     content = public_key(waiting, "k1").read_bytes()
     remove_the_key_file(waiting)
     waiting.go(2, waiting.event())
@@ -100,7 +100,7 @@ def test_key_that_comes_back_revives_nothing(waiting):
     assert waiting.imds.posts == []
 
 
-def test_approval_of_another_approver_is_followed_when_the_first_ones_key_is_gone(waiting):
+def test_approval_of_another_approver_applies_if_the_first_key_is_removed(waiting):
     waiting.offer(waiting.token(waiting.event(), kid="k2", approver=BORIS))
     remove_the_key_file(waiting)
     waiting.let_go()
@@ -109,7 +109,7 @@ def test_approval_of_another_approver_is_followed_when_the_first_ones_key_is_gon
     assert waiting.records[-1].approval.approvers == (BORIS,)
 
 
-def test_approval_waits_for_further_approvers_when_more_are_required_now(waiting):
+def test_approval_waits_when_the_required_approvers_increase(waiting):
     waiting.trust(("k1", ANNE), ("k2", BORIS), required=2)
     waiting.reload()
     waiting.let_go()
@@ -122,7 +122,7 @@ def test_approval_waits_for_further_approvers_when_more_are_required_now(waiting
     assert waiting.records[-1].approval.approvers == (ANNE, BORIS)
 
 
-def test_approval_of_two_is_withdrawn_with_the_key_of_one(kit):
+def test_approval_of_two_is_withdrawn_if_one_key_is_removed(kit):
     kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
     kit.reload()
     kit.see(kit.event())
@@ -150,7 +150,7 @@ def test_approval_waits_while_its_key_file_is_being_written(waiting):
     assert waiting.outcomes[-1] == ("approved", "accepted")
 
 
-def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit):
+def test_hold_with_a_broken_key_file_applies_until_a_later_approval(kit):
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
     public_key(kit, "k2").write_bytes(b"half")
     older = kit.token(kit.event(), after=-5)
@@ -164,7 +164,7 @@ def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit)
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_key_that_goes_during_the_last_get_is_in_time(kit):
+def test_key_removed_during_the_final_get_prevents_the_request(kit):
     kit.see(kit.event())
     kit.imds.on_get = lambda: public_key(kit, "k1").unlink(missing_ok=True)
     kit.offer(kit.token(kit.event()))
@@ -204,7 +204,7 @@ def test_event_that_changed_since_the_last_poll_is_not_approved(kit, change, by)
         assert kit.outcomes[-1][0] == "approval_refused"
 
 
-def test_event_that_is_not_in_the_last_get_is_not_approved_and_not_given_up_before_the_poll_says_so(kit):
+def test_event_missing_from_the_final_get_is_kept_until_the_poll_confirms(kit):
     kit.imds.shows()
     kit.see(kit.event(), shown=False)
     kit.offer(kit.token(kit.event()))
@@ -215,7 +215,7 @@ def test_event_that_is_not_in_the_last_get_is_not_approved_and_not_given_up_befo
 
 
 @pytest.mark.parametrize("fault", [ImdsUnreachable("cut"), ImdsStatus("Too many requests", status=429)])
-def test_nothing_is_posted_without_the_last_get_and_it_is_tried_again(kit, fault):
+def test_request_requires_a_successful_final_get_which_is_retried(kit, fault):
     kit.see(kit.event())
     kit.imds.get_answer = fault
     kit.offer(kit.token(kit.event()))
@@ -228,7 +228,7 @@ def test_nothing_is_posted_without_the_last_get_and_it_is_tried_again(kit, fault
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_metadata_service_that_takes_four_seconds_for_each_answer_keeps_no_approval_back(kit):
+def test_slow_metadata_service_does_not_prevent_an_approval(kit):
     kit.see(kit.event())
     kit.imds.on_get = lambda: kit.wait(4)
     kit.offer(kit.token(kit.event()))
@@ -236,11 +236,11 @@ def test_metadata_service_that_takes_four_seconds_for_each_answer_keeps_no_appro
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_last_look_that_is_longer_ago_than_three_seconds_is_too_old_to_post_on(kit, monkeypatch):
+def test_final_get_older_than_three_seconds_prevents_the_request(kit, monkeypatch):
     kit.see(kit.event())
     read = kit.outbox.read
 
-    def read_slowly_once(work, *arguments, **options):  # no surface makes the disk slow just there
+    def read_slowly_once(work, *arguments, **options):  # no public interface delays only this read
         if work is approvals.read_state and kit.imds.requests:
             monkeypatch.undo()
             kit.wait(4)
@@ -253,7 +253,7 @@ def test_last_look_that_is_longer_ago_than_three_seconds_is_too_old_to_post_on(k
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_answer_that_lay_there_while_the_vm_was_paused_is_too_old_to_post_on(kit):
+def test_response_received_before_a_vm_pause_prevents_the_request(kit):
     kit.see(kit.event())
     kit.imds.on_get = lambda: setattr(kit, "wall_jump_seconds", kit.wall_jump_seconds + 4)
     kit.offer(kit.token(kit.event()))
@@ -263,7 +263,7 @@ def test_answer_that_lay_there_while_the_vm_was_paused_is_too_old_to_post_on(kit
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_attempt_that_was_stopped_by_the_last_get_counts_as_none(kit):
+def test_attempt_stopped_by_the_final_get_is_not_counted(kit):
     kit.imds.shows(kit.event(duration_seconds=900))
     kit.see(kit.event(), shown=False)
     kit.offer(kit.token(kit.event()))
@@ -275,7 +275,7 @@ def test_attempt_that_was_stopped_by_the_last_get_counts_as_none(kit):
 # The holds.
 
 
-def test_hold_that_comes_during_the_last_get_is_in_time(kit):
+def test_hold_during_the_final_get_prevents_the_request(kit):
     kit.see(kit.event())
     hold = kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1)
     kit.imds.on_get = lambda: kit.approver.receive([hold])
@@ -285,7 +285,7 @@ def test_hold_that_comes_during_the_last_get_is_in_time(kit):
     assert kit.outcomes == [("approval_refused", "superseded")]
 
 
-def test_file_that_stops_approvals_during_the_last_get_is_in_time(kit):
+def test_disable_file_during_the_final_get_prevents_the_request(kit):
     kit.see(kit.event())
     kit.imds.on_get = (kit.state / "approvals.disabled").touch
     kit.offer(kit.token(kit.event()))

@@ -26,7 +26,7 @@ def flood(kit, count, decision, *, kid="k2", approver=BORIS):
 
 
 @pytest.mark.parametrize("decision", ["approve", "hold"])
-def test_the_newest_thousand_decisions_of_a_key_stay_open(kit, decision):
+def test_newest_thousand_decisions_of_a_key_remain_open(kit, decision):
     tokens = flood(kit, MOST_OPEN_DECISIONS + 50, decision)
     kit.go(1)
     expected = [round(issued_at(token) * 1e6) for token in tokens[50:]]
@@ -35,7 +35,7 @@ def test_the_newest_thousand_decisions_of_a_key_stay_open(kit, decision):
     assert "50 decisions were refused" in kit.records[-1].approval.reason
 
 
-def test_a_hold_outlives_any_number_of_approvals_by_its_own_key(kit):
+def test_hold_remains_after_any_number_of_approvals_of_its_key(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event(), "hold", kid="k2", approver=BORIS))
     flood(kit, MOST_OPEN_DECISIONS + 50, "approve")
@@ -43,7 +43,7 @@ def test_a_hold_outlives_any_number_of_approvals_by_its_own_key(kit):
     assert len(of(kit, BORIS)) == MOST_OPEN_DECISIONS
 
 
-def test_a_decision_that_the_limit_closed_is_known_when_it_arrives_again(kit):
+def test_decision_closed_by_the_limit_is_ignored_when_repeated(kit):
     first, *_ = flood(kit, MOST_OPEN_DECISIONS + 1, "approve")
     kit.go(1, kit.event("X-0"))
     kit.approver.receive([first])

@@ -1,4 +1,4 @@
-"""A hold has the opposite defaults of an approval: it counts early, late and old, whatever the event becomes."""
+"""Holds have no time limits, unlike approvals, and apply to every version of the event."""
 
 import hashlib
 from datetime import timedelta
@@ -38,7 +38,7 @@ def moved(event, minutes=1):
     return msgspec.structs.replace(event, not_before=not_before, not_before_raw=text)
 
 
-# It binds the EventId.
+# A hold applies to the EventId.
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def moved(event, minutes=1):
     ],
     ids=["NotBefore a minute later", "another duration", "fewer machines"],
 )
-def test_a_hold_binds_the_event_whatever_of_it_changes(kit, change):
+def test_hold_applies_to_every_version_of_the_event(kit, change):
     event = kit.event()
     kit.approver.receive([kit.token(event, "hold")])
     kit.go(3, event)
@@ -60,7 +60,7 @@ def test_a_hold_binds_the_event_whatever_of_it_changes(kit, change):
     assert kit.held == {"E-1"}
 
 
-def test_a_hold_of_another_version_of_the_event_withdraws_what_a_rule_wanted(kit):
+def test_hold_of_another_event_version_withdraws_a_rule_approval(kit):
     kit.imds.refuses = {"E-1"}
     kit.go(2, kit.event())
     posts = len(kit.imds.posts)
@@ -71,7 +71,7 @@ def test_a_hold_of_another_version_of_the_event_withdraws_what_a_rule_wanted(kit
     assert kit.outcomes[-1] == ("approval_refused", "superseded")
 
 
-def test_a_later_approval_of_the_event_as_it_is_now_ends_the_hold(kit):
+def test_later_approval_of_the_current_version_ends_the_hold(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event(), "hold"))
     kit.go(2, moved(kit.event()))
@@ -79,7 +79,7 @@ def test_a_later_approval_of_the_event_as_it_is_now_ends_the_hold(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-# Early, late and old.
+# Future, expired, and old holds.
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_later_approval_of_the_event_as_it_is_now_ends_the_hold(kit):
     ],
     ids=["expired, and older than the database", "days old", "an hour ahead", "a minute and a half ahead"],
 )
-def test_a_hold_is_accepted_late_early_and_old(kit, issued_after, options):
+def test_hold_is_accepted_when_expired_old_or_from_the_future(kit, issued_after, options):
     kit.approver.receive([kit.token(kit.event(), "hold", after=issued_after, **options)])
     kit.go(30, kit.event())
     assert kit.imds.posts == []
@@ -100,7 +100,7 @@ def test_a_hold_is_accepted_late_early_and_old(kit, issued_after, options):
     assert kit.held == {"E-1"}
 
 
-def test_a_hold_that_comes_before_the_event_waits_for_it(kit):
+def test_hold_received_before_the_event_waits_for_the_event(kit):
     kit.go(2)
     kit.offer(kit.token(kit.event(), "hold"))
     kit.go(60)
@@ -110,7 +110,7 @@ def test_a_hold_that_comes_before_the_event_waits_for_it(kit):
     assert kit.outcomes == []
 
 
-def test_a_hold_that_is_kept_is_in_force_though_its_key_is_gone(kit):
+def test_stored_hold_applies_after_its_key_is_removed(kit):
     kit.see(kit.event())
     kit.approver.receive([kit.token(kit.event(), "hold")])
     kit.key("k1").with_name("k1.key.pub").unlink()
@@ -119,7 +119,7 @@ def test_a_hold_that_is_kept_is_in_force_though_its_key_is_gone(kit):
     assert kit.held == {"E-1"}
 
 
-def test_a_hold_is_kept_as_long_as_its_event_is_there_however_long_ago_it_expired(kit):
+def test_expired_hold_is_kept_while_its_event_exists(kit):
     kit.go(2, kit.event())
     event = kit.event("E-2")
     kit.approver.receive([kit.token(event, "hold")])
@@ -133,10 +133,10 @@ def test_a_hold_is_kept_as_long_as_its_event_is_there_however_long_ago_it_expire
     assert kit.held == {"E-2"}
 
 
-# What is not a hold yet.
+# Decisions that cannot be evaluated yet.
 
 
-# An approval that comes before the event.
+# An approval that arrives before the event.
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def people(tmp_path):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_an_approval_that_comes_before_the_event_waits_for_it(people, restarted):
+def test_approval_received_before_the_event_waits_for_the_event(people, restarted):
     people.go(2)
     people.offer(people.token(people.event()))
     people.go(60)
@@ -163,7 +163,7 @@ def test_an_approval_that_comes_before_the_event_waits_for_it(people, restarted)
     assert people.outcomes == [("approved", "accepted")]
 
 
-def test_an_approval_of_an_event_that_never_comes_is_refused_when_it_expires(people):
+def test_approval_of_an_event_that_never_appears_is_refused_at_expiry(people):
     people.go(2)
     people.offer(people.token(people.event(), valid_seconds=600))
     people.go(10 * 60 + 30)
@@ -174,7 +174,7 @@ def test_an_approval_of_an_event_that_never_comes_is_refused_when_it_expires(peo
     assert people.imds.posts == []
 
 
-def test_an_approval_of_an_event_that_is_over_is_refused_at_once(people):
+def test_approval_of_a_completed_event_is_refused_immediately(people):
     event = people.event()
     people.record_change(Transition.CANCELED, event)
     people.go(2)
@@ -187,7 +187,7 @@ def test_an_approval_of_an_event_that_is_over_is_refused_at_once(people):
 
 
 @pytest.mark.parametrize("decision", ["approve", "hold"])
-def test_a_decision_that_comes_while_its_key_file_is_being_written_counts_once_it_is(people, decision):
+def test_decision_counts_when_its_key_file_is_complete(people, decision):
     file = people.key("k1").with_name("k1.key.pub")
     whole = file.read_bytes()
     people.see(people.event())
@@ -217,7 +217,7 @@ def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
     assert kit.held == {"E-1"}
 
 
-def test_a_hold_that_waits_for_its_key_file_outlives_any_number_of_approvals_before_their_time(kit):
+def test_hold_without_a_key_file_survives_a_flood_of_early_approvals(kit):
     file = kit.key("k1").with_name("k1.key.pub")
     whole = file.read_bytes()
     file.write_bytes(whole[:40])
@@ -232,15 +232,15 @@ def test_a_hold_that_waits_for_its_key_file_outlives_any_number_of_approvals_bef
     assert kit.held == {"E-1"}
 
 
-# A database, or a name of this VM, that is not there yet.
+# The database is not writable yet, or the VM name is unknown.
 
 
-def test_no_number_of_tokens_pushes_out_a_hold_while_nothing_can_be_kept(kit):
+def test_hold_survives_a_flood_of_tokens_while_nothing_can_be_stored(kit):
     named, kit.vm = kit.vm, VmIdentity(name="vm_0")
     answers = [[f"{part} {number}" for number in range(1_000)] for part in range(2)]
     kit.approver.receive([kit.token(kit.event(), "hold")])
     kit.approver.receive(answers[0])
-    with pytest.raises(OutboxError):  # so the portal gives them again
+    with pytest.raises(OutboxError):  # so the portal sends them again
         kit.approver.receive(answers[1])
     kit.approver.receive(answers[0])
     kit.vm = named
@@ -256,7 +256,7 @@ def named(*tokens):
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens)
 
 
-def test_the_signed_text_of_each_decision_is_kept_and_the_outcome_names_it(tmp_path):
+def test_signed_text_of_each_decision_is_stored_and_named_in_the_outcome(tmp_path):
     kit = ApproverKit(tmp_path)
     kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
     kit.start()
@@ -273,7 +273,7 @@ def test_the_signed_text_of_each_decision_is_kept_and_the_outcome_names_it(tmp_p
         kit.close()
 
 
-def test_the_outcome_of_a_refused_decision_names_its_signed_text_and_that_of_a_rule_none(kit):
+def test_only_outcomes_of_decisions_name_a_signed_text(kit):
     kit.see(kit.event("E-2"))
     kit.turn()
     assert kit.records[-1].approval.jws_sha256 == ()
@@ -288,7 +288,7 @@ def test_the_outcome_of_a_refused_decision_names_its_signed_text_and_that_of_a_r
 
 
 @pytest.mark.parametrize("ahead_seconds", [0, 30, 30 * 86_400], ids=["now", "a portal's clock", "a mistake"])
-def test_a_person_on_the_vm_ends_a_hold_that_is_dated_ahead(kit, ahead_seconds):
+def test_person_on_the_vm_ends_a_hold_with_a_future_iat(kit, ahead_seconds):
     kit.go(1)
     kit.offer(kit.token(kit.event(), "hold", after=ahead_seconds))
     kit.go(2, kit.event())
@@ -299,7 +299,7 @@ def test_a_person_on_the_vm_ends_a_hold_that_is_dated_ahead(kit, ahead_seconds):
     assert kit.held == {"E-1"}  # for rules
 
 
-def test_a_hold_that_is_signed_after_a_person_overruled_one_dated_ahead_wins(kit):
+def test_hold_signed_after_a_local_override_applies(kit):
     kit.go(1)
     kit.offer(kit.token(kit.event(), "hold", after=50))
     kit.go(2, kit.event())
@@ -312,7 +312,7 @@ def test_a_hold_that_is_signed_after_a_person_overruled_one_dated_ahead_wins(kit
     assert len(kit.imds.posts) == posts
 
 
-def test_a_person_on_the_vm_overrules_no_hold_that_they_were_not_told_of(kit):
+def test_person_on_the_vm_overrides_only_holds_shown_to_them(kit):
     kit.go(1)
     kit.offer(kit.token(kit.event(), "hold"))
     told_of = kit.holds

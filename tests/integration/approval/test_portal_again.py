@@ -1,4 +1,4 @@
-"""The portal is asked again from index 0 after each start, and when this VM may have refused a decision wrongly.
+"""The poller restarts from index 0 after each start, and after this VM might have refused a valid decision.
 
 The portal and the threads are real. The clock of the VM is moved by the test.
 """
@@ -50,7 +50,7 @@ def start(tmp_path, portal):
 
 
 def until(kit, condition, *events):
-    """Have the metadata service respond with *events*, again and again, until *condition* is true."""
+    """Poll the metadata service with *events* until *condition* is true."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, kit.outcomes
@@ -60,13 +60,13 @@ def until(kit, condition, *events):
 
 
 def waits(kit, *events):
-    """Return whether nothing is approved within two seconds."""
+    """Return whether no event is approved within two seconds."""
     posts, ends_at = len(kit.imds.posts), time.monotonic() + 2.0
     until(kit, lambda: time.monotonic() > ends_at, *events)
     return len(kit.imds.posts) == posts
 
 
-def test_nothing_is_approved_after_a_start_until_the_portal_responds_and_its_hold_is_in_force(start, portal):
+def test_approvals_wait_after_a_start_until_the_portal_responds(start, portal):
     portal.down()
     kit = start(FREEZE)
     freeze, other = kit.event(), kit.event("E-2")
@@ -80,9 +80,7 @@ def test_nothing_is_approved_after_a_start_until_the_portal_responds_and_its_hol
 
 
 @pytest.mark.parametrize("ahead_seconds", [DAY_SECONDS, -DAY_SECONDS], ids=["ahead", "behind"])
-def test_a_decision_that_a_wrong_clock_refused_at_the_first_start_is_followed_once_it_is_right(
-    start, portal, ahead_seconds
-):
+def test_decision_refused_due_to_a_wrong_clock_is_executed_later(start, portal, ahead_seconds):
     kit = start(ahead_seconds=ahead_seconds)
     portal.put(VM_ID, kit.token(kit.event(), after=5 - ahead_seconds))
     until(kit, lambda: kit.outcomes, kit.event())
@@ -110,7 +108,7 @@ def test_each_request_describes_the_agent(start, portal):
     }
 
 
-def test_the_decisions_for_another_machines_state_are_requested_again(start, portal):
+def test_decisions_are_requested_again_after_another_machines_state(start, portal):
     kit = start()
     until(kit, lambda: not kit.outbox.awaits_portal)
     portal.put(VM_ID, kit.token(kit.event(), "hold"))

@@ -1,4 +1,4 @@
-"""The poller with `credential = "attested"`: it shows the portal's token, renews it, and hangs nowhere."""
+"""The poller with `credential = "attested"`: it sends the token of the portal, renews it, and never hangs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def got():
 
 @pytest.fixture
 def start(portal, azure, got):
-    """Return what starts a poller; *document* stands in for the metadata service."""
+    """Return a function that starts a poller. *document* replaces the metadata service."""
     with contextlib.ExitStack() as stack:
         imds = stack.enter_context(contextlib.closing(client(azure)))
 
@@ -87,7 +87,7 @@ def soon(stop, _):
     return stop.wait(0.05)
 
 
-def test_each_request_shows_a_token_for_this_vm_that_was_got_once(azure, attesting, portal, start, got):
+def test_each_request_sends_the_same_token_for_this_vm(azure, attesting, portal, start, got):
     (machine,) = azure.machines
     portal.put(machine.vm_id, "a")
     start()
@@ -100,7 +100,7 @@ def test_each_request_shows_a_token_for_this_vm_that_was_got_once(azure, attesti
     assert len(attesting.challenges) == 1
 
 
-def test_a_token_that_is_refused_is_renewed_and_no_person_need_act(azure, portal, start, got, caplog):
+def test_refused_token_is_renewed_without_needs_attention(azure, portal, start, got, caplog):
     (machine,), attesting = azure.machines, portal.attesting
     start(wait=soon)
     until(lambda: len(portal.requests) >= 2)

@@ -1,4 +1,4 @@
-"""The command of `[approval.remote]`: it must exit 0 before Azure is told what the portal approved."""
+"""The command of `[approval.remote]` must exit 0 before a portal approval is sent to Azure."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def kit(tmp_path):
 
 
 class Drain:
-    """A program that writes a line for each run and ends when *go* is there; one that *is_polite* says 0 to SIGTERM."""
+    """A program that writes a line for each run and ends when *go* exists. If *is_polite*, it exits 0 on SIGTERM."""
 
     def __init__(self, folder, name="drain", *, is_polite=False):
         self.program, self.runs_file, self.go = folder / f"{name}.py", folder / f"{name}.runs", folder / f"{name}.go"
@@ -67,7 +67,7 @@ def begin(kit, drain, *, required=1, rules=(), dry_run=False, **options):
 
 
 def see(kit, *events):
-    """Store *events* as the poll does, and have the approver hear of them."""
+    """Store *events* as the poll does, and notify the approver."""
     kit.see(*events)
     kit.record(*events)
 
@@ -86,7 +86,7 @@ def reasons(kit):
     return [each.approval.reason for each in kit.records if each.approval is not None]
 
 
-def test_a_command_runs_before_what_the_portal_approved_is_posted(kit, drain):
+def test_command_runs_before_the_request_for_a_portal_approval(kit, drain):
     begin(kit, drain)
     mine = kit.event(**MINE)
     see(kit, mine)
@@ -105,7 +105,7 @@ def test_a_command_runs_before_what_the_portal_approved_is_posted(kit, drain):
     assert reasons(kit) == ["the night shift knows"]
 
 
-def test_a_command_that_fails_approves_nothing_until_somebody_decides_again(kit, drain):
+def test_failed_command_approves_nothing_until_a_new_decision(kit, drain):
     begin(kit, drain)
     mine = kit.event(**MINE)
     see(kit, mine)
@@ -128,9 +128,9 @@ def test_a_command_that_fails_approves_nothing_until_somebody_decides_again(kit,
 
 
 @pytest.mark.parametrize("is_polite", [False, True], ids=["deaf", "polite"])
-def test_a_command_that_is_too_slow_is_ended_and_approves_nothing(kit, tmp_path, is_polite):
-    """Also when it says 0 once it is told to end, as a drain does that tidies up when it is broken off."""
-    seconds = 2 if is_polite else 0.5  # until it listens to the signal
+def test_command_is_killed_at_its_timeout_and_approves_nothing(kit, tmp_path, is_polite):
+    """Exit code 0 after SIGTERM does not count, because a drain can exit 0 after an incomplete cleanup."""
+    seconds = 2 if is_polite else 0.5  # until it has installed its signal handler
     drain = Drain(tmp_path, is_polite=is_polite)
     begin(kit, drain, command_timeout_seconds=float(seconds))
     mine = kit.event(**MINE)
@@ -142,7 +142,7 @@ def test_a_command_that_is_too_slow_is_ended_and_approves_nothing(kit, tmp_path,
     assert kit.imds.posts == []
 
 
-def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
+def test_hold_during_the_command_withdraws_the_approval(kit, drain):
     mine = run_command(kit, drain)
     kit.offer(kit.token(mine, "hold", after=1))
     kit.until(lambda: kit.outcomes)
@@ -152,20 +152,20 @@ def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
     assert kit.outcomes == [("approval_refused", "superseded")]
 
 
-def test_an_approval_after_the_hold_has_a_run_of_its_own(kit, drain):
+def test_approval_after_the_hold_runs_the_command_again(kit, drain):
     mine = run_command(kit, drain)
     kit.offer(kit.token(mine, "hold", after=1))
     kit.wait(2)
     kit.see(mine)
     kit.offer(kit.token(mine))
-    assert len(drain.runs) == 1  # not two at once
+    assert len(drain.runs) == 1  # no concurrent runs
     drain.end()
     kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 2
     assert kit.outcomes == [("approval_refused", "superseded"), ("approved", "accepted")]
 
 
-def test_a_person_on_the_vm_waits_for_no_command(kit, drain):
+def test_approval_on_the_vm_does_not_wait_for_the_command(kit, drain):
     mine = run_command(kit, drain)
     kit.wait(1)
     kit.approve_here(mine)
@@ -178,7 +178,7 @@ def test_a_person_on_the_vm_waits_for_no_command(kit, drain):
     assert results == {("cli", "accepted"), ("portal", "already_approved")}
 
 
-def test_the_portal_waits_for_the_drain_of_a_rule_and_takes_its_own_when_that_failed(kit, drain, tmp_path):
+def test_portal_command_runs_only_after_the_rule_command_failed(kit, drain, tmp_path):
     rules = Drain(tmp_path, "rule")
     rule = RuleSettings(name="drained", action="approve", command=rules.command)
     begin(kit, drain, rules=(rule,))
@@ -196,7 +196,7 @@ def test_the_portal_waits_for_the_drain_of_a_rule_and_takes_its_own_when_that_fa
     assert kit.outcomes == [("approval_failed", "command_failed"), ("approved", "accepted")]
 
 
-def test_a_command_that_is_configured_no_more_is_waited_for_no_more(kit, drain):
+def test_approval_does_not_wait_for_a_removed_command(kit, drain):
     mine = run_command(kit, drain)
     kit.settings = ApprovalSettings(remote=msgspec.structs.replace(kit.settings.remote, command=None))
     kit.reload()
@@ -204,7 +204,7 @@ def test_a_command_that_is_configured_no_more_is_waited_for_no_more(kit, drain):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_while_approvals_are_disabled_no_command_is_begun_and_the_portal_is_told(kit, drain):
+def test_disabled_approvals_start_no_command_and_are_reported(kit, drain):
     begin(kit, drain)
     mine = kit.event(**MINE)
     see(kit, mine)

@@ -28,7 +28,7 @@ from bridge.testing import Simulator
 from bridge.testing.peers import nobody, silent_listener
 
 
-def test_a_private_ca_is_trusted_and_another_is_not(secure, desk, start, caplog):
+def test_only_the_configured_private_ca_is_trusted(secure, desk, start, caplog):
     portal = secure()
     portal.put(VM, "a")
     start(portal)
@@ -38,7 +38,7 @@ def test_a_private_ca_is_trusted_and_another_is_not(secure, desk, start, caplog)
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
 
-def test_a_client_certificate_opens_the_door(secure, desk, start):
+def test_client_certificate_authenticates_the_vm(secure, desk, start):
     portal = secure(client_certificates=True)
     certificate, key = portal.client_certificate()
     portal.put(VM, "a")
@@ -48,7 +48,7 @@ def test_a_client_certificate_opens_the_door(secure, desk, start):
 
 
 @pytest.mark.parametrize("missing", ["ca_file", "client_cert_file", "token_file"])
-def test_a_file_that_is_missing_needs_a_person_and_is_looked_for_again(  # noqa: PLR0917  # fixtures
+def test_missing_file_needs_attention_and_is_read_once_it_exists(  # noqa: PLR0917  # fixtures
     secure, tmp_path, desk, start, caplog, missing
 ):
     portal = secure(client_certificates=missing == "client_cert_file")
@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_needs_a_person_and_is_looked_for_again(  # noqa:
     assert desk.has("a")
 
 
-def test_a_rotated_token_needs_no_restart(portal, desk, start, tmp_path):
+def test_rotated_token_is_used_without_a_restart(portal, desk, start, tmp_path):
     token = tmp_path / "token"
     token.write_text("old\n")
     portal.bearer = "old"
@@ -84,7 +84,7 @@ def test_a_rotated_token_needs_no_restart(portal, desk, start, tmp_path):
     assert desk.has("b")
 
 
-def test_a_proxy_of_the_environment_is_used_but_never_to_loopback(portal, monkeypatch):
+def test_environment_proxy_is_used_except_to_loopback(portal, monkeypatch):
     with nobody() as address:
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"):
             monkeypatch.setenv(name, f"http://{address.authority}")
@@ -94,7 +94,7 @@ def test_a_proxy_of_the_environment_is_used_but_never_to_loopback(portal, monkey
         assert client.poll(VM, index=0).index == 1
         client.close()
         outside = PortalClient(RemoteSettings(url="https://portal.invalid/", keys=KEYS))
-        # Refused by the proxy's address, not by the look-up of a name that does not exist.
+        # The connection to the proxy is refused. The proxy's name resolves.
         with pytest.raises(PortalFailed, match="refused"):
             outside.poll(VM, index=0)
         outside.close()
@@ -103,7 +103,7 @@ def test_a_proxy_of_the_environment_is_used_but_never_to_loopback(portal, monkey
 # Entra ID.
 
 
-def test_the_channel_stops_at_once_while_entra_hangs(portal, start):
+def test_poller_stops_immediately_while_entra_hangs(portal, start):
     let_go = threading.Event()
     asked = threading.Event()
 
@@ -122,7 +122,7 @@ def test_the_channel_stops_at_once_while_entra_hangs(portal, start):
 
 @pytest.fixture
 def imds(monkeypatch):
-    """Return a simulator whose token endpoint azure-identity finds; a proxy that is nowhere must not be asked."""
+    """Return a simulator as azure-identity's token endpoint. An unreachable proxy must not be used."""
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy"):
@@ -134,7 +134,7 @@ def imds(monkeypatch):
 
 @pytest.mark.usefixtures("imds")
 @pytest.mark.parametrize("scope", ["api://portal", "api://portal/.default"])
-def test_a_token_of_the_managed_identity_is_shown_to_the_portal(portal, desk, start, scope):
+def test_managed_identity_token_is_sent_to_the_portal(portal, desk, start, scope):
     portal.put(VM, "a")
     start(portal, remote={"entra_scope": scope})
     assert desk.has("a")
@@ -144,7 +144,7 @@ def test_a_token_of_the_managed_identity_is_shown_to_the_portal(portal, desk, st
 # Deadlines, threads and stopping.
 
 
-def test_stopping_breaks_off_a_request_that_the_portal_holds(portal, desk, start):
+def test_stop_cancels_a_long_poll(portal, desk, start):
     channels = []
 
     def seconds_to_stop():
@@ -163,7 +163,7 @@ def test_stopping_breaks_off_a_request_that_the_portal_holds(portal, desk, start
     assert desk.tokens == []
 
 
-def test_stopping_breaks_off_a_silent_handshake(start):
+def test_stop_cancels_a_silent_tls_handshake(start):
     with silent_listener() as (address, _):
         channel = start(f"https://{address.authority}")
         threading.Event().wait(0.1)

@@ -1,4 +1,4 @@
-"""The poller continues after every failure of the portal, uses nothing of a bad response, and logs it once."""
+"""After each portal failure, the poller continues, discards the response, and logs the failure once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ODD_DECISIONS = {
 
 
 @pytest.mark.parametrize("odd", ODD_DECISIONS.values(), ids=ODD_DECISIONS)
-def test_a_decision_that_is_no_text_takes_none_of_the_others_with_it(odd, desk, start):
+def test_non_text_decision_does_not_affect_other_decisions(odd, desk, start):
     with HttpPeer() as peer:
         peer.say(200, body=b'{"index": 5, "decisions": ["before", ' + odd + b', "after"]}')
         start(f"http://{peer.address.authority}/api/v1")
@@ -80,7 +80,7 @@ def test_a_decision_that_is_no_text_takes_none_of_the_others_with_it(odd, desk, 
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_nothing_of_a_bad_answer_is_used_and_the_pending_decision_comes_after(trouble, portal, desk, start, caplog):
+def test_invalid_response_is_discarded_and_the_decision_arrives_later(trouble, portal, desk, start, caplog):
     caplog.set_level(logging.INFO)
     fault, level = TROUBLES[trouble]
     metrics = Metrics()
@@ -100,19 +100,19 @@ def test_nothing_of_a_bad_answer_is_used_and_the_pending_decision_comes_after(tr
     assert b"scheduled_events_bridge_approval_channel_up 1.0" in metrics.exposition()
 
 
-def test_silence_ends_at_the_deadline_and_the_pending_decision_comes_after(portal, desk, start):
+def test_silent_request_ends_at_its_deadline_and_the_decision_arrives_later(portal, desk, start):
     portal.strike("silence", count=5)
     portal.put(VM, "pending")
     start(portal, remote={"wait_seconds": 0.2}, grace_seconds=0.2, wait=lambda stop, _: stop.wait(0.01))
     assert desk.has("pending")
     gaps = [later.at_seconds - earlier.at_seconds for earlier, later in itertools.pairwise(portal.requests[:6])]
 
-    assert min(gaps) < 0.4 * 1.1 + 0.3  # the others may be later on a busy machine, but none is left out
+    assert min(gaps) < 0.4 * 1.1 + 0.3  # later gaps may grow on a busy machine
 
 
 @pytest.mark.parametrize(("header", "delay"), [("9", 9.0), ("100000", 3_600.0)])
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_waited_for(portal, desk, start, status, header, delay):  # noqa: PLR0917  # fixtures
+def test_retry_after_is_respected(portal, desk, start, status, header, delay):  # noqa: PLR0917  # fixtures
     rest = Rest(ManualClock())
     portal.strike("status", status=status, retry_after_seconds=int(header), count=2)
     portal.put(VM, "pending")
@@ -122,7 +122,7 @@ def test_retry_after_is_waited_for(portal, desk, start, status, header, delay): 
     assert rest.delays[:2] == [delay, delay]
 
 
-def test_an_offer_that_raises_ends_nothing_and_loses_nothing(portal, desk, start, caplog):
+def test_exception_in_the_receiver_loses_no_decision(portal, desk, start, caplog):
     desk.fails = 3
     portal.put(VM, "tok-1", "tok-2")
     start(portal, wait=lambda stop, _: stop.wait(0.01))
@@ -136,10 +136,10 @@ def test_an_offer_that_raises_ends_nothing_and_loses_nothing(portal, desk, start
     assert "tok-" not in all_log_text(caplog)
 
 
-# What is said.
+# Logs and metrics.
 
 
-def test_neither_token_nor_decision_is_ever_in_a_log_line(portal, desk, start, caplog, tmp_path):
+def test_tokens_and_decisions_are_never_logged(portal, desk, start, caplog, tmp_path):
     caplog.set_level(logging.DEBUG)
     (tmp_path / "token").write_text("s3cret-token")
     echo = "HTTP s3cret-token tok-1"
@@ -157,7 +157,7 @@ def test_neither_token_nor_decision_is_ever_in_a_log_line(portal, desk, start, c
     assert "tok-1" not in all_log_text(caplog)
 
 
-def test_the_metrics_say_whether_the_portal_answers_and_when_it_last_did(portal, start):
+def test_metrics_report_portal_status_and_last_response_time(portal, start):
     metrics = Metrics()
     assert b"approval_channel" not in metrics.exposition()
     start(

@@ -18,7 +18,7 @@ from bridge.testing import ManualClock
 # The request.
 
 
-def test_a_request_is_what_the_page_promises(portal, start, tmp_path):
+def test_request_matches_the_protocol(portal, start, tmp_path):
     (tmp_path / "token").write_text("s3cret-token\n")
     start(portal, remote={"token_file": str(tmp_path / "token"), "url": portal.url + "/"})
     assert portal.wait_for_requests(2)
@@ -32,7 +32,7 @@ def test_a_request_is_what_the_page_promises(portal, start, tmp_path):
     assert second.index == 1
 
 
-def test_it_waits_while_nobody_knows_the_vm_id(portal, desk, start):
+def test_poller_waits_while_the_vm_id_is_unknown(portal, desk, start):
     known: list[str] = []
     asked = threading.Semaphore(0)
     portal.put(VM, "a")
@@ -52,7 +52,7 @@ def test_it_waits_while_nobody_knows_the_vm_id(portal, desk, start):
 # The index.
 
 
-def test_what_comes_is_offered_and_asked_for_only_once(portal, desk, start):
+def test_decision_is_requested_and_passed_on_once(portal, desk, start):
     start(portal)
     portal.put(VM, "a", "b")
     assert desk.has("a", "b")
@@ -65,7 +65,7 @@ def test_what_comes_is_offered_and_asked_for_only_once(portal, desk, start):
     assert indexes == sorted(indexes)
 
 
-def test_a_lower_index_starts_over(portal, desk, start):
+def test_lower_index_restarts_from_zero(portal, desk, start):
     start(portal)
     portal.put(VM, "a", "b", "c")
     assert desk.has("c")
@@ -77,19 +77,19 @@ def test_a_lower_index_starts_over(portal, desk, start):
     assert 0 in [request.index for request in portal.requests[asked:]]
 
 
-def test_a_restored_portal_whose_counter_passed_the_index_is_asked_from_the_beginning(portal, desk, start):
+def test_new_portal_epoch_restarts_from_index_zero(portal, desk, start):
     portal.epoch = "before"
     portal.put(VM, *"abc")
     start(portal)
     assert desk.has(*"abc")
     portal.down()
     portal.lose_state(epoch="restored")
-    portal.put(VM, *"defghi")  # while nobody asks; "d" and "e" have indexes that the agent has passed
+    portal.put(VM, *"defghi")  # without a request; the indexes of "d" and "e" are below the agent's index
     portal.up()
     assert desk.has(*"defghi")
 
 
-def test_poller_starts_over_when_a_foreign_state_was_replaced(portal, desk, start):
+def test_poller_restarts_after_replacing_the_state_of_another_machine(portal, desk, start):
     epochs = [0]
     portal.put(VM, "a")
     start(portal, outbox_epoch=lambda: epochs[-1])
@@ -100,7 +100,7 @@ def test_poller_starts_over_when_a_foreign_state_was_replaced(portal, desk, star
     assert desk.has("a", "b")
 
 
-def test_a_clock_that_was_set_asks_again_for_what_it_may_have_refused(portal, desk, start):
+def test_clock_change_requests_refused_decisions_again(portal, desk, start):
     wall = ManualClock()
     portal.put(VM, "a")
     start(portal, clock=Clock(now=wall.now))
@@ -111,7 +111,7 @@ def test_a_clock_that_was_set_asks_again_for_what_it_may_have_refused(portal, de
     assert desk.has("a", "b")
 
 
-def test_a_204_to_the_first_request_says_that_there_is_no_decision(portal, start):
+def test_status_204_to_the_first_request_means_no_decisions(portal, start):
     portal.strike("status", status=204, body="")
     channel = start(portal, outbox_epoch=lambda: 7)
     until(lambda: channel.read_epoch == 7)
@@ -120,7 +120,7 @@ def test_a_204_to_the_first_request_says_that_there_is_no_decision(portal, start
     assert {request.index for request in portal.requests} == {0}
 
 
-def test_more_than_an_answer_holds_comes_at_once_in_pages(portal, desk, start):
+def test_many_decisions_arrive_in_consecutive_pages(portal, desk, start):
     tokens = [f"t{number}" for number in range(3_500)]
     portal.put(VM, *tokens)
     start(portal)
@@ -130,7 +130,7 @@ def test_more_than_an_answer_holds_comes_at_once_in_pages(portal, desk, start):
     assert [request.index for request in portal.requests[:4]] == [0, 1_001, 2_001, 3_001]
 
 
-def test_portal_counts_as_read_once_the_last_page_is_taken(portal, start):
+def test_portal_counts_as_read_after_the_last_page(portal, start):
     started = threading.Event()
     pages = []
 

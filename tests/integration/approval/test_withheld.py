@@ -1,4 +1,4 @@
-"""Nothing is approved while the outbox is not saved, or may be another machine's, or may lack a hold of the portal."""
+"""Approvals wait until the outbox is saved, belongs to this machine, and has all holds of the portal."""
 
 import sqlite3
 from contextlib import closing
@@ -30,7 +30,7 @@ def by_person(kit):
 
 
 @pytest.mark.parametrize("by", [by_rule, by_portal, by_person], ids=lambda by: by.__name__)
-def test_nothing_is_approved_after_a_start_until_the_portal_has_sent_all_decisions(kit, by):
+def test_approvals_wait_after_a_start_for_all_decisions_of_the_portal(kit, by):
     if by is by_rule:
         by(kit)
     kit.close()
@@ -45,7 +45,7 @@ def test_nothing_is_approved_after_a_start_until_the_portal_has_sent_all_decisio
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_an_accepted_approval_waits_after_a_restart_for_the_portal_too(kit):
+def test_accepted_approval_waits_for_the_portal_after_a_restart(kit):
     kit.imds.answer = ImdsStatus("Server error", status=500)
     kit.see(kit.event())
     kit.offer(kit.token(kit.event()))
@@ -76,7 +76,7 @@ def test_a_reload_with_another_portal_waits_for_that_portal(kit):
 # The disk.
 
 
-def test_nothing_is_approved_while_the_disk_is_behind_and_all_of_it_after(kit):
+def test_approvals_wait_while_the_outbox_is_behind(kit):
     kit.see(kit.event(), kit.event("E-2"))
     kit.approver.receive([kit.token(kit.event())])
     kit.fill_disk()
@@ -88,7 +88,7 @@ def test_nothing_is_approved_while_the_disk_is_behind_and_all_of_it_after(kit):
     assert sorted(event_id for post in kit.imds.posts for event_id in post) == ["E-1", "E-2"]
 
 
-def test_an_attempt_that_is_not_saved_is_not_made(kit):
+def test_request_is_not_sent_if_the_attempt_cannot_be_saved(kit):
     kit.see(kit.event())
     kit.approver.receive([kit.token(kit.event())])
     kit.break_disk()
@@ -100,7 +100,7 @@ def test_an_attempt_that_is_not_saved_is_not_made(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_disk_that_fails_during_the_last_look_is_in_time(kit):
+def test_disk_failure_during_the_final_get_prevents_the_request(kit):
     kit.see(kit.event())
     kit.imds.on_get = kit.fill_disk
     kit.offer(kit.token(kit.event()))
@@ -111,7 +111,7 @@ def test_a_disk_that_fails_during_the_last_look_is_in_time(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_everything_about_an_approval_is_on_the_disk_when_it_is_posted(kit):
+def test_approval_is_saved_before_the_request(kit):
     def read_file():
         (path,) = kit.state.glob("outbox-*.db")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -126,7 +126,7 @@ def test_everything_about_an_approval_is_on_the_disk_when_it_is_posted(kit):
     assert msgspec.json.decode(rest)["attempts"] == 1
 
 
-def test_a_hold_that_waits_for_the_disk_prevents_a_request_on_its_way(kit):
+def test_hold_not_yet_saved_prevents_the_request(kit):
     def hold_meanwhile():
         kit.imds.on_get = None
         kit.fill_disk()
@@ -144,7 +144,7 @@ def test_a_hold_that_waits_for_the_disk_prevents_a_request_on_its_way(kit):
 # The file.
 
 
-def test_a_lost_file_refuses_the_approvals_from_before_and_keeps_the_holds_that_the_portal_sends_again(kit):
+def test_lost_outbox_refuses_old_approvals_and_accepts_old_holds(kit):
     by_rule(kit)
     approve, hold = kit.token(kit.event("E-2", event_type="Reboot")), kit.token(kit.event(), "hold")
     kit.close()
@@ -161,7 +161,7 @@ def test_a_lost_file_refuses_the_approvals_from_before_and_keeps_the_holds_that_
     assert f"created at {created_at}" in kit.records[-1].approval.reason
 
 
-def test_a_clock_that_was_a_day_ahead_at_the_first_start_refuses_no_later_decision(tmp_path):
+def test_first_start_with_a_fast_clock_refuses_no_later_decision(tmp_path):
     kit = ApproverKit(tmp_path)
     kit.trust(("k1", ANNE))
     kit.wall_jump_seconds = 86_400.0
@@ -183,7 +183,7 @@ def test_a_clock_that_was_a_day_ahead_at_the_first_start_refuses_no_later_decisi
 # The machine.
 
 
-def test_a_state_of_another_machine_approves_nothing_here(kit):
+def test_state_of_another_machine_approves_nothing(kit):
     kit.approver.receive([kit.token(kit.event())])
     kit.vm = kit.vm.__class__(name="vm_0", vm_id="another")
     kit.restart()
@@ -192,7 +192,7 @@ def test_a_state_of_another_machine_approves_nothing_here(kit):
     assert kit.open_decisions == ()
 
 
-def test_a_state_that_may_be_another_machines_approves_nothing_until_the_identity_is_confirmed(kit):
+def test_stored_approvals_wait_until_the_identity_is_confirmed(kit):
     kit.approver.receive([kit.token(kit.event())])
     kit.outbox.is_trusted = False
     kit.approver.receive([kit.token(kit.event("E-2"))])
