@@ -102,8 +102,7 @@ RUN = {
     "generated: record": _GENERATED,
     "generated: record short": _GENERATED,
     "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
-    "nginx": "tests/e2e/test_load_balancers.py::"
-    "test_application_behind_nginx_follows_503_and_stays_up_during_an_upgrade",
+    "nginx": "tests/e2e/test_load_balancers.py::test_nginx_returns_503_during_an_event_and_200_during_an_agent_upgrade",
     "haproxy": "tests/e2e/test_load_balancers.py::"
     "test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals",
     "rollout: duration": (

@@ -1,4 +1,4 @@
-"""The files that decide who may approve: a key that is gone ends no agent; what others may write to stops approvals."""
+"""Files that control approvals: missing keys do not stop the agent, and files writable by others stop approvals."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from portal_stub import PortalStub
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="access lists decide there, which are not looked at")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the agent does not check Windows access lists")
 
 FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
 STRANGER = 65534
@@ -66,13 +66,11 @@ def status(agent):
     return json.loads(out)["configuration"]
 
 
-# A key whose file is gone.
+# Missing and invalid key files.
 
 
 @pytest.mark.parametrize("content", [None, "no key at all\n"])
-def test_an_agent_starts_and_records_though_the_file_of_a_key_is_gone_or_holds_no_key(
-    agent, azure, tmp_path, free_port, content
-):
+def test_agent_starts_and_records_with_a_missing_or_invalid_key_file(agent, azure, tmp_path, free_port, content):
     with PortalStub(tmp_path / "portal") as portal:
         configure(agent, azure, portal.toml(), free_port)
         (file,) = (Path(table["public_key_file"]) for table in portal.key_tables())
@@ -90,16 +88,14 @@ def test_an_agent_starts_and_records_though_the_file_of_a_key_is_gone_or_holds_n
         assert code == 1
         assert str(file) in out
         record = decode_record(agent.out.read_text().splitlines()[0])
-        agent.wait_for(
-            lambda: portal.requests
-        )  # within a random second: the next one is held until the decision is there
+        agent.wait_for(lambda: portal.requests)  # The portal holds the next request until the decision exists.
         portal.decide(record.event, vm_id=record.vm.vm_id)
         agent.wait_for(lambda: len(portal.requests) > 2)
         assert not azure.world.approvals
     assert agent.stop() == 0
 
 
-def test_a_reload_goes_on_when_a_key_was_revoked_by_taking_its_file_away(agent, azure, tmp_path, free_port):
+def test_reload_succeeds_after_a_key_is_revoked_by_deleting_its_file(agent, azure, tmp_path, free_port):
     with PortalStub(tmp_path / "portal") as portal:
         configure(agent, azure, portal.toml(), free_port)
         (file,) = (Path(table["public_key_file"]) for table in portal.key_tables())
@@ -116,7 +112,7 @@ def test_a_reload_goes_on_when_a_key_was_revoked_by_taking_its_file_away(agent, 
     assert agent.stop() == 0
 
 
-# What others may write to.
+# Files that other users can write to.
 
 
 def world_writable_configuration(agent):
@@ -153,11 +149,9 @@ def foreign_configuration(agent):
         pytest.param(foreign_configuration, marks=needs_root),
     ],
 )
-def test_nothing_is_approved_while_others_may_write_to_what_decides_it_and_it_goes_on_after(
-    agent, azure, free_port, spoil
-):
+def test_approvals_pause_while_other_users_can_write_to_trusted_files(agent, azure, free_port, spoil):
     configure(agent, azure, FREEZE_RULE, free_port)
-    path, mend = spoil(agent)
+    path, repair = spoil(agent)
     agent.start("--log-format", "json")
     azure.world.add_event(EventSpec(event_type="Freeze"))
     agent.wait_for(lambda: "approval_failed" in told(agent))
@@ -169,14 +163,12 @@ def test_nothing_is_approved_while_others_may_write_to_what_decides_it_and_it_go
     assert str(path) in status(agent)["approvals_unsafe"][0]
     code, out, _ = agent.call("check-config", "--config", agent.config)
     assert (code, "Nothing is approved" in out) == (1, True)
-    mend()
+    repair()
     agent.wait_for(lambda: azure.world.approvals)
     assert agent.stop() == 0
 
 
-def test_a_decision_counts_for_nothing_while_others_may_replace_the_key_it_was_signed_with(
-    agent, azure, tmp_path, free_port
-):
+def test_decision_is_rejected_while_other_users_can_write_to_its_key_file(agent, azure, tmp_path, free_port):
     with PortalStub(tmp_path / "portal") as portal:
         configure(agent, azure, portal.toml(), free_port)
         (file,) = (Path(table["public_key_file"]) for table in portal.key_tables())
@@ -192,15 +184,17 @@ def test_a_decision_counts_for_nothing_while_others_may_replace_the_key_it_was_s
     assert agent.stop() == 0
 
 
-# Secrets that others may read.
+# Secrets that other users can read.
 
 
-def test_a_token_that_others_may_read_is_warned_of(agent, azure, tmp_path):
+def test_token_readable_by_other_users_causes_a_warning(agent, azure, tmp_path):
     token = tmp_path / "token"
     token.write_text("secret-4711")
     sink = f'[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:9/"\nbearer_token_file = "{token}"\n'
     agent.configure(azure.endpoint, sink)
-    group = 0 if os.geteuid() else 4711  # root warns of no group, because only the agent's user knows its groups
+    group = (
+        0 if os.geteuid() else 4711
+    )  # Root does not warn about groups, because it does not know the groups of the agent's user.
     for mode, is_warned in ((0o644, True), (0o640, False), (0o600, False)):
         token.chmod(mode)
         if group:

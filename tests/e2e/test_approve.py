@@ -49,7 +49,7 @@ def assert_in_order(agent, azure):
     assert "Traceback" not in agent.log
 
 
-def test_a_rule_gives_approved_then_started_on_every_sink(agent, azure):
+def test_rule_approval_sends_approved_then_started_to_every_sink(agent, azure):
     configure(agent, azure, FREEZE_RULE)
     agent.start()
     azure.world.add_event(EventSpec(event_type="Freeze"))
@@ -65,7 +65,7 @@ def test_a_rule_gives_approved_then_started_on_every_sink(agent, azure):
     }
 
 
-def test_a_portal_gives_approved_then_started_on_every_sink(agent, azure, tmp_path):
+def test_portal_approval_sends_approved_then_started_to_every_sink(agent, azure, tmp_path):
     with PortalStub(tmp_path / "portal") as portal:
         configure(agent, azure, portal.toml())
         agent.start()
@@ -81,7 +81,7 @@ def test_a_portal_gives_approved_then_started_on_every_sink(agent, azure, tmp_pa
     assert f"Azure accepted the approval of event {line['event_id']} (reason: night shift)" in line["message"]
 
 
-def test_the_command_gives_approved_then_started_on_every_sink(agent, azure):
+def test_approve_command_sends_approved_then_started_to_every_sink(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Reboot", description="Virtual machine is being rebooted."))
@@ -96,7 +96,7 @@ def test_the_command_gives_approved_then_started_on_every_sink(agent, azure):
     assert agent.records[1]["approval"]["approvers"]
 
 
-def test_without_an_agent_nothing_is_approved(agent, azure):
+def test_approve_fails_without_a_running_agent(agent, azure):
     configure(agent, azure, "[approval]\n" + FREEZE_RULE)
     event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
     for _ in range(2):
@@ -108,14 +108,14 @@ def test_without_an_agent_nothing_is_approved(agent, azure):
     assert approvals(azure) == []
 
 
-@pytest.mark.parametrize("asked_for", ["one that is not there", "one that has started"])
-def test_what_azure_writes_cannot_paint_the_terminal_of_who_approves(agent, azure, asked_for):
+@pytest.mark.parametrize("requested", ["unknown event", "started event"])
+def test_approve_escapes_terminal_codes_in_event_fields(agent, azure, requested):
     configure(agent, azure, "[approval]")
     painted = "\x1b[2J\x1b[Happroved: Azure took it.\x9b\u202e\nnames"
     agent.start()
     azure.world.add_event(EventSpec(event_type="Freeze", event_id=painted, description=painted, status="Started"))
     agent.wait_for(lambda: told(agent) == ["started"])
-    event_id = painted if asked_for == "one that has started" else "another"
+    event_id = painted if requested == "started event" else "another"
     code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 1
     assert not {"\x1b", "\x9b", "\u202e"} & set(out + err)
@@ -123,7 +123,7 @@ def test_what_azure_writes_cannot_paint_the_terminal_of_who_approves(agent, azur
     assert not any(line.startswith("names") for line in err.splitlines())
 
 
-def test_a_person_can_decline(agent, azure):
+def test_approve_without_confirmation_posts_nothing(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
@@ -134,8 +134,8 @@ def test_a_person_can_decline(agent, azure):
     assert approvals(azure) == []
 
 
-@pytest.mark.parametrize("against", ["a hold", "a rule of two persons"])
-def test_a_person_on_the_vm_overrules_others_only_in_so_many_words(agent, azure, tmp_path, against):
+@pytest.mark.parametrize("against", ["a hold", "two required approvals"])
+def test_approve_overrides_a_hold_or_quorum_only_with_overrule(agent, azure, tmp_path, against):
     with PortalStub(tmp_path / "portal") as portal:
         portal.add_key("second-key", approver="second")
         is_hold = against == "a hold"
@@ -159,7 +159,7 @@ def test_a_person_on_the_vm_overrules_others_only_in_so_many_words(agent, azure,
     assert words in agent.records[1]["approval"]["reason"]
 
 
-def test_a_hold_that_comes_while_a_person_is_asked_stops_the_approval(agent, azure, tmp_path):
+def test_hold_that_arrives_during_the_prompt_stops_the_approval(agent, azure, tmp_path):
     with PortalStub(tmp_path / "portal") as portal:
         configure(agent, azure, portal.toml())
         agent.start()
@@ -183,7 +183,7 @@ def test_a_hold_that_comes_while_a_person_is_asked_stops_the_approval(agent, azu
         assert approvals(azure) == []
 
 
-def test_an_unknown_event_is_not_approved(agent, azure):
+def test_unknown_or_started_event_is_not_approved(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
@@ -200,7 +200,7 @@ def test_an_unknown_event_is_not_approved(agent, azure):
     assert approvals(azure) == []
 
 
-def test_a_refusal_by_azure_is_said_with_exit_1(agent, azure):
+def test_approve_exits_1_while_approvals_are_disabled(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
@@ -212,7 +212,7 @@ def test_a_refusal_by_azure_is_said_with_exit_1(agent, azure):
     assert approvals(azure) == []
 
 
-def test_without_an_approval_table_nothing_is_ever_posted(agent, azure):
+def test_agent_without_an_approval_table_posts_no_approval(agent, azure):
     configure(agent, azure, "")
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
@@ -225,10 +225,10 @@ def test_without_an_approval_table_nothing_is_ever_posted(agent, azure):
     assert (code, "that it loaded has no [approval] table" in err) == (1, True)
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: "The configuration was reloaded" in agent.log)
-    assert approvals(azure) == [], "the refused approval is not kept for later"
+    assert approvals(azure) == [], "the agent posted the rejected approval after the reload"
 
 
-def test_an_approved_event_that_vanishes_is_not_said_to_be_canceled(agent, azure):
+def test_approved_event_that_disappears_is_recorded_as_ended_not_canceled(agent, azure):
     configure(agent, azure, FREEZE_RULE)
     agent.start()
     approved = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
@@ -264,7 +264,7 @@ def fleet(agent, azure, text, names=("vm_0", "vm_1", "vm_2")):
                 each.kill()
 
 
-def test_when_the_leader_is_dead_the_next_one_approves_and_nobody_after_it(agent, azure):
+def test_only_the_next_vm_approves_when_the_leader_is_down(agent, azure):
     with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 4\n" + FREEZE_RULE) as agents:
         agents["vm_0"].kill()
         event_id = azure.world.add_event(EventSpec(event_type="Freeze"))

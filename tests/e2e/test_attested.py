@@ -1,4 +1,4 @@
-"""The agent with attested documents: a decision is followed and records arrive, with no secret on the VM."""
+"""The agent with attested documents instead of a stored secret: decisions and records."""
 
 import json
 
@@ -16,7 +16,7 @@ def azure():
         yield simulator
 
 
-def test_a_decision_is_followed_and_records_arrive_with_tokens_that_azure_vouched_for(agent, azure, tmp_path):
+def test_decisions_and_records_work_with_attested_tokens(agent, azure, tmp_path):
     attesting = Attesting()
     with PortalStub(tmp_path / "portal", attesting=attesting) as portal:
         azure.world.set_fault(Fault(kind="status", status=500, target="attested", count=1))
@@ -37,7 +37,7 @@ def test_a_decision_is_followed_and_records_arrive_with_tokens_that_azure_vouche
     assert "Traceback" not in agent.log
 
 
-def test_check_config_tries_the_portal_and_the_sink_with_tokens_of_their_own(agent, azure, tmp_path):
+def test_check_config_connects_to_portal_and_sink_with_separate_tokens(agent, azure, tmp_path):
     attesting = Attesting()
     with PortalStub(tmp_path / "portal", attesting=attesting) as portal:
         sink = (

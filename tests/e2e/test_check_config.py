@@ -1,4 +1,4 @@
-"""`check-config`: everything that is wrong, at once, with its own exit code; with --connect every destination too."""
+"""`check-config` reports all problems at once with their exit code, and with --connect also each destination."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def webhook(name, *lines, url="http://127.0.0.1:9/hook"):
 
 
 def pagerduty(*lines):
-    """A table for PagerDuty whose key any environment has."""
+    """A table for PagerDuty with a key from a variable that every environment has."""
     return "\n".join(
         ['[[sinks]]\ntype = "webhook"\nformat = "pagerduty"\nrouting_key_env = "PATH"', *lines, ""],
     )
@@ -74,7 +74,7 @@ def test_valid_configuration_exits_0_and_creates_nothing(agent, check):
     assert not agent.state.exists()
 
 
-def test_all_problems_of_this_machine_are_reported_at_once(agent, check):
+def test_all_problems_of_the_machine_are_reported_in_one_run(agent, check):
     folder = agent.directory
     (folder / "empty").write_text("# nothing but a comment\n\n")
     (folder / "latin").write_bytes(b"\xff\xfe")
@@ -129,19 +129,17 @@ def test_configuration_in_use_and_version_are_shown(agent, check):
         (webhook("a", 'secret_file = "/nowhere/secret"'), 1),
     ],
 )
-def test_a_certificate_that_is_not_there_is_a_mistake_and_a_public_key_or_a_secret_may_come_later(
-    agent, check, text, code
-):
+def test_missing_certificate_exits_78_but_missing_key_or_secret_exits_1(agent, check, text, code):
     assert check(state(agent) + text)[0] == code
     assert code == 1 or agent.call("run", "-c", agent.config)[0] == code
 
 
 @needs_root
-def test_root_gets_the_command_that_checks_as_the_owner_of_the_state_directory(agent, check):
+def test_check_as_root_prints_the_command_for_the_state_directory_owner(agent, check):
     (agent.directory / "token").write_text("secret-4711")
     (agent.directory / "token").chmod(0o640)
     text = state(agent) + webhook("a", f'bearer_token_file = "{agent.directory / "token"}"')
-    for make in (lambda: None, agent.state.mkdir):  # not made yet, and root's own
+    for make in (lambda: None, agent.state.mkdir):  # a missing directory, and a directory of root
         make()
         code, lines = check(text)
         assert (code, starting(lines, "Warning")) == (0, [])
@@ -155,7 +153,7 @@ def test_root_gets_the_command_that_checks_as_the_owner_of_the_state_directory(a
     assert ": runuser -u nobody -- env STATE_DIRECTORY=/" in warning
 
 
-def test_usable_files_and_variables_are_no_problems(agent, check):
+def test_usable_files_and_variables_cause_no_problems(agent, check):
     folder = agent.directory
     (folder / "token").write_text("secret-token-4711\n")
     agent.env["HOOK_TOKEN"] = "secret-token-4712"
@@ -172,7 +170,7 @@ def test_usable_files_and_variables_are_no_problems(agent, check):
     assert not [line for line in lines if "secret-token" in line]
 
 
-def test_state_directory_that_run_cannot_create_is_a_problem(agent, check):
+def test_uncreatable_state_directory_is_a_problem(agent, check):
     file = agent.directory / "file"
     file.touch()
     directories = [file, file / "below", *([Path("/proc/x")] if sys.platform == "linux" else [])]
@@ -185,7 +183,7 @@ def test_state_directory_that_run_cannot_create_is_a_problem(agent, check):
         assert agent.call("run", "--config", agent.config)[0] == 73
 
 
-def test_secret_in_a_url_is_a_warning(agent, check):
+def test_secret_in_a_url_causes_a_warning(agent, check):
     code, lines = check(state(agent) + webhook("a", url="https://example.net/x?token=c2VjcmV0"))
     (secret,) = starting(lines, "Warning")
     assert secret.startswith("Sink a: url seems to contain a secret.")
@@ -194,7 +192,7 @@ def test_secret_in_a_url_is_a_warning(agent, check):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has no file modes")
-def test_secret_file_that_other_users_can_read_is_a_warning(agent, check):
+def test_secret_file_readable_by_other_users_causes_a_warning(agent, check):
     token = agent.directory / "token"
     token.write_text("secret-4711")
     token.chmod(0o644)
@@ -203,7 +201,7 @@ def test_secret_file_that_other_users_can_read_is_a_warning(agent, check):
     assert (code, warning.startswith(f"sinks[0].bearer_token_file: {token} contains a secret")) == (0, True)
 
 
-def test_rule_that_approves_everything_is_a_warning(agent, check):
+def test_rule_that_approves_every_event_causes_a_warning(agent, check):
     rules = '[[approval.rules]]\nname = "{}"\naction = "approve"\n{}\n'
     narrow = rules.format("narrow", 'event_types = ["Reboot"]') + rules.format("short", "max_duration_seconds = 0")
     code, lines = check(state(agent) + rules.format("broad", "") + narrow)
@@ -242,7 +240,7 @@ def test_connect_reports_one_line_per_destination(agent, check, azure):
     assert lines[-1] == "Failed from this machine: dead."
 
 
-def test_connect_reports_only_what_it_tried(agent, check, azure):
+def test_connect_reports_the_exact_scope_of_each_check(agent, check, azure):
     agent.env["KEY"] = "R0123456789ABCDEFGHIJKLMNOPQRSTU"
     with HttpPeer() as peer:
         url = f"http://{peer.address.authority}"
@@ -280,7 +278,7 @@ def test_connect_requests_scheduled_events_only_next_to_an_agent(agent, check, a
     assert (code, starting(lines, "IMDS")) == (0, ["reached; this VM is vm_0, with 1 scheduled event."])
 
 
-def test_missing_metadata_service_and_a_proxy_that_answers_for_it_are_reported_with_advice(agent, check):
+def test_unreachable_imds_and_an_intercepting_proxy_are_reported_with_advice(agent, check):
     with answering(lambda _: (403, b"denied destination")) as port:
         for said, endpoint in (
             ("FAILED: The metadata service at http://127.0.0.1:9 did not respond", "http://127.0.0.1:9"),
@@ -294,7 +292,7 @@ def test_missing_metadata_service_and_a_proxy_that_answers_for_it_are_reported_w
             assert "tries again" not in line
 
 
-def test_the_portal_is_tried_and_keeps_its_decisions(agent, check, azure):
+def test_connect_checks_the_portal_and_its_token(agent, check, azure):
     portal = PortalStub(agent.directory / "portal", bearer="portal-token-4711")
     try:
         token = agent.directory / "token"
@@ -313,7 +311,7 @@ def test_the_portal_is_tried_and_keeps_its_decisions(agent, check, azure):
         portal.close()
 
 
-def test_a_missing_file_and_a_directory_are_78(agent):
+def test_missing_configuration_file_or_directory_exits_78(agent):
     code, out, err = agent.call("check-config", "-c", agent.directory / "nowhere.toml")
     assert (code, out) == (78, "")
     assert "does not exist" in err
@@ -323,7 +321,7 @@ def test_a_missing_file_and_a_directory_are_78(agent):
     assert "Is a directory" in err
 
 
-def test_overrides_of_the_environment_are_named(agent, check):
+def test_settings_from_the_environment_are_listed(agent, check):
     agent.env |= {
         "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN": "127.0.0.1:9463",
         "SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY": str(agent.state),
@@ -352,7 +350,7 @@ def test_overrides_of_the_environment_are_named(agent, check):
         ("[approval]\n" + REMOTE, 78, "`scheduled-events-bridge keygen` creates a key pair"),
     ],
 )
-def test_a_common_mistake_is_reported_with_the_required_action(agent, text, code, message):
+def test_common_mistakes_are_reported_with_the_required_action(agent, text, code, message):
     agent.config.write_text(state(agent) + text)
     done = agent.call("check-config", "--config", agent.config)
     assert done[0] == code

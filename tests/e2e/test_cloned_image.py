@@ -1,4 +1,4 @@
-"""A state directory that may have come with a machine image, while IMDS does not return the identity of this VM."""
+"""A state directory that might be part of a machine image, while IMDS does not return the identity of this VM."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ def peer():
 
 
 def told(peer):
-    """Return what was sent since the start from the image, once each."""
+    """Return the distinct transitions sent since the start from the image."""
     bodies = [json.loads(request.body)["data"] for request in peer.requests[peer.before :] if request.body]
     return list(dict.fromkeys((body["event"]["event_id"], body["transition"], body["vm"]["name"]) for body in bodies))
 
@@ -46,7 +46,7 @@ def is_replaced(agent):
 
 @pytest.fixture
 def image(agent, imds, peer):
-    """The state of vm_a: E-1 and E-2 are active, both told to standard output, neither to the webhook."""
+    """The state of vm_a with active E-1 and E-2. Standard output has both records, and the webhook has neither."""
     peer.refuse_for_now()
     imds.identity = FIRST
     imds.body = json.dumps(document(1)).encode()
@@ -67,7 +67,7 @@ def image(agent, imds, peer):
     return agent
 
 
-def test_clone_says_nothing_of_the_other_machine_and_its_own_eviction_at_once(image, imds, peer):
+def test_clone_omits_events_of_the_source_vm_and_sends_its_eviction_at_once(image, imds, peer):
     imds.identity = (503, b"")
     imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"))).encode()
     image.start()
@@ -83,7 +83,7 @@ def test_clone_says_nothing_of_the_other_machine_and_its_own_eviction_at_once(im
     assert [record["affects_this_vm"] for record in image.records] == [None, True, True]
 
 
-def test_what_a_clone_announced_and_nobody_took_yet_is_told_once_its_name_is_known(image, imds, peer):
+def test_undelivered_records_of_a_clone_are_sent_once_its_identity_is_known(image, imds, peer):
     peer.refuse_for_now()
     imds.identity = (503, b"")
     imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"))).encode()
@@ -99,7 +99,7 @@ def test_what_a_clone_announced_and_nobody_took_yet_is_told_once_its_name_is_kno
     assert image.stop() == 0
 
 
-def test_same_machine_goes_on_where_it_was_once_its_name_is_known_again(image, imds, peer):
+def test_same_vm_resumes_its_stored_state_once_its_identity_is_known(image, imds, peer):
     imds.identity = (503, b"")
     imds.body = json.dumps(document(3, event("E-1", "vm_a"), event("E-3", "vm_a"))).encode()
     image.start()
@@ -118,7 +118,7 @@ def test_same_machine_goes_on_where_it_was_once_its_name_is_known_again(image, i
     assert sorted(record["event"]["event_id"] for record in image.records) == ["E-2", "E-3"]
 
 
-def test_clone_tells_no_destination_again_what_the_other_machine_told_it(agent, imds, peer):
+def test_clone_does_not_refresh_alerts_of_the_source_vm(agent, imds, peer):
     peer.before = 0
     imds.identity = FIRST
     imds.body = json.dumps(document(1, event("E-1", "vm_a"))).encode()

@@ -70,7 +70,7 @@ def decide(call, tmp_path):
                         now=datetime.now(timezone.utc),
                         created_at=LONG_AGO,
                     )
-                except RefusedDecision:  # it is for another
+                except RefusedDecision:  # The decision is for another VM.
                     continue
         assert len(claims) == len(out.splitlines())
         return code, claims, err
@@ -78,7 +78,7 @@ def decide(call, tmp_path):
     return decide
 
 
-def test_an_approval_goes_to_every_vm_that_sees_the_event_scheduled_as_it_sees_it(decide):
+def test_approval_is_signed_for_each_vm_with_the_event_version_of_that_vm(decide):
     other = msgspec.structs.replace(EVENT, not_before_raw="another time")
     started = msgspec.structs.replace(EVENT, event_status="Started")
     code, claims, err = decide(
@@ -101,7 +101,7 @@ def test_an_approval_goes_to_every_vm_that_sees_the_event_scheduled_as_it_sees_i
     assert [line.partition(": ")[0].rpartition(" ")[2] for line in err.splitlines()] == [vm(0).vm_id, vm(1).vm_id]
 
 
-def test_a_record_of_an_approval_says_nothing_of_the_event(decide):
+def test_approval_records_do_not_change_the_event_version(decide):
     before = msgspec.structs.replace(EVENT, not_before_raw="before")
     refused = Approval(source="portal", result="event_changed")
     code, claims, _ = decide(
@@ -111,7 +111,7 @@ def test_a_record_of_an_approval_says_nothing_of_the_event(decide):
     assert claims[0].event_digest == digest(EVENT)
 
 
-def test_cloudevents_are_taken_as_the_sinks_send_them(decide):
+def test_cloudevents_are_accepted_as_records(decide):
     content = b"\n".join(
         json.dumps({"specversion": "1.0", "id": each.id, "data": json.loads(encode(each))}).encode()
         for each in (record(0), record(1))
@@ -131,20 +131,20 @@ def test_cloudevents_are_taken_as_the_sinks_send_them(decide):
         (lines(record(0)) + b"{\n", (), "Line 2 of the file is not a transition record"),
     ],
 )
-def test_a_file_that_does_not_say_whom_it_is_for_signs_nothing(decide, content, arguments, said):
+def test_ambiguous_or_invalid_file_signs_nothing(decide, content, arguments, said):
     code, claims, err = decide(content, *arguments)
     assert (code, claims) == (1, {})
     assert said in err
 
 
-def test_an_event_that_is_scheduled_for_nobody_cannot_be_approved(decide):
+def test_event_scheduled_for_no_vm_cannot_be_approved(decide):
     started = msgspec.structs.replace(EVENT, event_status="Started")
     code, claims, err = decide(lines(record(0, event=started, transition=Transition.STARTED)))
     assert (code, claims) == (1, {})
     assert "is not Scheduled for any VM in the file" in err
 
 
-def test_a_hold_goes_to_every_vm_for_which_the_event_is_not_over(decide):
+def test_hold_is_signed_for_every_vm_with_an_open_event(decide):
     elsewhere = sample_event(event_id="E-2", resources=("vm_5",))
     started = msgspec.structs.replace(EVENT, event_status="Started")
     code, claims, err = decide(
@@ -163,7 +163,7 @@ def test_a_hold_goes_to_every_vm_for_which_the_event_is_not_over(decide):
     assert "No decision for vm_2: the file has no record of this VM." in err
 
 
-def test_records_of_several_runs_of_an_agent_are_in_order_and_a_lost_ending_counts(decide):
+def test_records_of_several_streams_are_ordered_and_missing_endings_inferred(decide):
     later = msgspec.structs.replace(EVENT, not_before_raw="later")
     code, claims, _ = decide(
         lines(
@@ -177,6 +177,6 @@ def test_records_of_several_runs_of_an_agent_are_in_order_and_a_lost_ending_coun
     assert claims[0].event_digest == digest(later)
 
 
-def test_all_and_a_vm_exclude_each_other(decide):
+def test_all_and_vm_id_are_mutually_exclusive(decide):
     code, _, err = decide(lines(record(0)), "--vm-id", vm(0).vm_id)
     assert (code, "Use either --all or --vm-id, not both." in err) == (2, True)

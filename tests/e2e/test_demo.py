@@ -1,4 +1,4 @@
-"""`demo` as a process: piped, on terminals of two kinds, interrupted, and with a reader that leaves."""
+"""`demo` as a process: with pipes, on several terminals, interrupted, and with a broken pipe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Run:
     """A running demo in temporary directories, with a configuration that it must not read."""
 
     def __init__(self, base, *, terminal=None, reads_all=True, **env):
-        """Start it; *terminal* is (columns, rows), None for pipes; without *reads_all* the reader leaves soon."""
+        """Start the demo on pipes or on a *terminal* (columns, rows). Without *reads_all*, read only one chunk."""
         self.base, self._reads_all = base, reads_all
         for place in _PLACES:
             (base / place).mkdir(parents=True)
@@ -66,12 +66,12 @@ class Run:
         self._reader.start()
 
     def wait_for(self, text):
-        """Wait until *text* was printed."""
+        """Wait until the demo has printed *text*."""
         with self._news:
             assert self._news.wait_for(lambda: text in self.seen, _SLOW_MACHINE_SECONDS), self.seen
 
     def finish(self):
-        """Wait for the end, and return the exit code."""
+        """Wait until the demo exits, and return the exit code."""
         with self.process as process:
             try:
                 code = process.wait(_PROMISED_SECONDS + _SLOW_MACHINE_SECONDS)
@@ -82,7 +82,7 @@ class Run:
         return code
 
     def _read_all(self):
-        with contextlib.suppress(OSError):  # EIO: on Linux, how the end of a terminal looks from the other side
+        with contextlib.suppress(OSError):  # On Linux, a closed terminal raises EIO.
             while chunk := os.read(self._output, 65536):
                 with self._news:
                     self.seen += chunk
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def text(self):
-        """Return what was printed, without terminal codes."""
+        """Return the output without terminal codes."""
         return _CODE.sub("", self.seen.decode())
 
     @property
@@ -117,7 +117,7 @@ def _open_terminal(columns, rows):
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Return name -> a demo that ended, all of them run at the same time."""
+    """Return finished demos by name. All demos run at the same time."""
     base = tmp_path_factory.mktemp("demos")
     runs = {
         "piped": Run(base / "piped"),
@@ -129,14 +129,14 @@ def demos(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["piped", "terminal", "plain", "dumb"])
-def test_demo_ends_well_in_time_and_leaves_nothing_behind(demos, name):
+def test_demo_exits_0_in_time_and_leaves_no_files(demos, name):
     run, code = demos[name]
     assert (code, run.stderr) == (0, b""), run.text
     assert run.seconds < _PROMISED_SECONDS + _SLOW_MACHINE_SECONDS
     assert run.left_behind == []
 
 
-def test_piped_demo_prints_valid_records_of_one_event_from_announcement_to_completion(demos):
+def test_piped_demo_prints_valid_records_of_one_complete_event(demos):
     validator = jsonschema.Draft202012Validator(json_schema())
     records = [json.loads(line) for line in demos["piped"][0].seen.splitlines()]
     assert [problem.message for record in records for problem in validator.iter_errors(record)] == []
@@ -158,10 +158,12 @@ def test_terminal_shows_each_transition_with_its_meaning_and_the_next_command(de
     assert "run --config FILE" in text
 
 
-def test_each_terminal_gets_only_the_codes_that_it_understands_and_its_cursor_back(demos):
+def test_demo_uses_only_supported_terminal_codes_and_restores_the_cursor(demos):
     seen = {name: run.seen for name, (run, _) in demos.items()}
     assert _COLOUR.search(seen["terminal"])
-    assert not re.search(rb"\x1b\[[0-9;]*[39][346][;m]", seen["terminal"])  # blue, yellow, cyan: pale on some ground
+    assert not re.search(
+        rb"\x1b\[[0-9;]*[39][346][;m]", seen["terminal"]
+    )  # Blue, yellow, and cyan are hard to read on some backgrounds.
     assert seen["terminal"].rindex(_SHOW_CURSOR) > seen["terminal"].index(_HIDE_CURSOR)
     assert seen["plain"].isascii()
     assert not _COLOUR.search(seen["plain"])
@@ -169,7 +171,7 @@ def test_each_terminal_gets_only_the_codes_that_it_understands_and_its_cursor_ba
 
 
 @pytest.mark.parametrize(("terminal", "number"), [(None, signal.SIGTERM), ((80, 24), signal.SIGINT)])
-def test_interrupted_demo_ends_at_once_and_leaves_nothing_behind(tmp_path, terminal, number):
+def test_interrupted_demo_exits_promptly_and_leaves_no_files(tmp_path, terminal, number):
     run = Run(tmp_path / "run", terminal=terminal)
     run.wait_for(b"scheduled")
     at = time.monotonic()
@@ -180,7 +182,7 @@ def test_interrupted_demo_ends_at_once_and_leaves_nothing_behind(tmp_path, termi
     assert run.left_behind == []
 
 
-def test_demo_ends_quietly_when_its_reader_is_gone(tmp_path):
+def test_demo_exits_0_without_an_error_on_a_broken_pipe(tmp_path):
     run = Run(tmp_path / "run", reads_all=False)
     run.wait_for(b"\n")
     at = time.monotonic()

@@ -1,7 +1,7 @@
-"""The drain script of the sinks' page under an agent process: no VM is brought back while its impact runs.
+"""The drain script of the sinks page with an agent process. The script never undrains a VM during an impact.
 
-Played are the scenarios of Microsoft's mock server, which draws a new EventId at each status, and an event that ends
-while another one runs. MOCK_SCENARIOS=all plays the twelve; else two of them.
+The tests play the scenarios of Microsoft's mock server, which assigns a new EventId to each status, and an event that
+ends during another event. MOCK_SCENARIOS=all plays all twelve scenarios. The default is two scenarios.
 """
 
 import itertools
@@ -32,7 +32,7 @@ PLAYED = [each for each in SCENARIOS if os.environ.get("MOCK_SCENARIOS") == "all
 
 @pytest.fixture
 def drained(request, agent, imds, tmp_path):
-    """An agent whose tables run the sketch of the page, one for each record; return what was run, as a function."""
+    """Start an agent that runs the documented script for each record. Return a function that lists the runs."""
     log, path = tmp_path / "drains", f"{tmp_path}:/usr/bin:/bin"
     imds.identity = (200, f'{{"name": "{VM}", "vmId": "AAAA"}}'.encode())
     [sketch] = re.findall(r"^```sh\n(#!/bin/sh\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -58,17 +58,17 @@ def drained(request, agent, imds, tmp_path):
 
 
 def show(agent, imds, drained, document, *, until):
-    """Show *document* until the sketch has run *until* as the last thing; return all that it ran meanwhile."""
+    """Serve *document* until *until* is the last program that ran. Return the programs that ran."""
     before = len(drained())
     imds.show(document)
     agent.wait_for(lambda: drained()[before:][-1:] == [until])
     return drained()[before:]
 
 
-def test_no_vm_is_undrained_while_the_impact_of_a_mock_servers_event_runs(agent, imds, drained):
+def test_vm_stays_drained_during_the_impact_of_each_mock_server_event(agent, imds, drained):
     server, last = MockServer(), "undrain"
     for scenario in PLAYED:
-        # With Azure's times the impact begins when NotBefore has just passed.
+        # With the times of Azure, the impact begins just after NotBefore.
         notice = timedelta(0) if scenario.is_dev_timing or scenario.is_canceled else NOTICE - timedelta(seconds=1)
         for status, _, document in server.play(scenario, datetime.now(timezone.utc) - notice):
             if status == "Chosen":
@@ -85,7 +85,7 @@ def test_no_vm_is_undrained_while_the_impact_of_a_mock_servers_event_runs(agent,
 
 
 def document(incarnation, *events):
-    """Return a document of events of this VM; each is (its EventId, EventStatus, EventType)."""
+    """Return a document with *events* of this VM as (EventId, EventStatus, EventType)."""
     return {
         "DocumentIncarnation": incarnation,
         "Events": [
@@ -95,13 +95,13 @@ def document(incarnation, *events):
     }
 
 
-def test_the_end_of_one_event_does_not_undrain_a_vm_while_another_one_runs(agent, imds, drained):
+def test_end_of_one_event_does_not_undrain_a_vm_during_another_event(agent, imds, drained):
     def freeze(incarnation, name, status):
         return document(incarnation, (name, status, "Freeze"))
 
     assert show(agent, imds, drained, freeze(2, "a", "Started"), until="drain") == ["drain"]
     assert show(agent, imds, drained, freeze(3, "b", "Started"), until="drain") == ["drain"]
-    imds.show(freeze(3, "b", "Started"), polls=8)  # the ending of "a" is confirmed after five
+    imds.show(freeze(3, "b", "Started"), polls=8)  # Five responses confirm the end of "a".
     assert "undrain" not in drained()
     assert show(agent, imds, drained, freeze(4, "b", "Completed"), until="undrain") == ["undrain"]
     assert agent.stop() == 0
@@ -128,7 +128,7 @@ def test_stale_responses_do_not_run_the_script_again(agent, imds, drained, stale
 
 
 @pytest.mark.parametrize("drained", [TABLES_OF_THE_README], indirect=True, ids=["tables of the readme"])
-def test_an_eviction_that_is_called_off_after_the_end_of_another_event_brings_the_vm_back(agent, imds, drained):
+def test_canceled_eviction_after_another_event_ended_undrains_the_vm(agent, imds, drained):
     eviction = ("t", "Scheduled", "Terminate")
     imds.show(document(2, ("r", "Started", "Reboot"), eviction))
     agent.wait_for(lambda: len(drained()) >= 2)
@@ -138,7 +138,7 @@ def test_an_eviction_that_is_called_off_after_the_end_of_another_event_brings_th
     assert agent.stop() == 0
 
 
-def test_a_recommendation_neither_drains_a_vm_nor_keeps_it_out_of_service(agent, imds, drained):
+def test_recommendation_neither_drains_a_vm_nor_keeps_it_drained(agent, imds, drained):
     risk = ("r", "Scheduled", "SpotRebalanceRecommendation")
     assert show(agent, imds, drained, document(2, risk, ("a", "Started", "Freeze")), until="drain") == ["drain"]
     assert show(agent, imds, drained, document(3, risk), until="undrain") == ["undrain"]

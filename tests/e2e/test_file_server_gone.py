@@ -38,12 +38,12 @@ STAT(stat) STAT(lstat) STAT(stat64) STAT(lstat64) STATAT(fstatat) STATAT(fstatat
 def library(tmp_path_factory):
     """Return a library that blocks each file access while another file exists."""
     if shutil.which("gcc") is None or sys.platform != "linux":
-        pytest.skip("The library in place of a file server that is gone needs Linux and gcc.")
+        pytest.skip("The library that simulates a hung file server requires Linux and gcc.")
     directory = tmp_path_factory.mktemp("shim")
     (directory / "hang.c").write_text(SHIM)
     build = ["gcc", "-w", "-shared", "-fPIC", "-o", directory / "hang.so", directory / "hang.c", "-ldl"]
     if subprocess.run(build, check=False, timeout=60).returncode:
-        pytest.skip("The library in place of a file server that is gone cannot be built here.")
+        pytest.skip("The library that simulates a hung file server cannot be built here.")
     return directory / "hang.so"
 
 
@@ -65,7 +65,7 @@ def manager(agent, tmp_path):
 
 
 def start(agent, library, server):
-    """Start it cold: a process that is forked has its libraries."""
+    """Start the agent as a new process, because a forked process does not load the library."""
     hang = server.parent / "gone"
     env = agent.env | {"LD_PRELOAD": str(library), "HANG_UNDER": str(server), "HANG_WHILE": str(hang)}
     with agent.out.open("ab") as out, agent.err.open("ab") as err:
@@ -75,8 +75,8 @@ def start(agent, library, server):
     return hang
 
 
-def feedings(manager, seconds):
-    """Return how often the watchdog is fed from now on."""
+def watchdog_messages(manager, seconds):
+    """Return the number of watchdog messages in the next *seconds*."""
     manager.settimeout(0)
     with contextlib.suppress(BlockingIOError):
         while manager.recv(4096):
@@ -95,22 +95,20 @@ def stops_in_time(agent):
     return time.monotonic() - began_at < 12
 
 
-def test_agent_lives_and_stops_while_the_state_directory_does_not_answer(agent, imds, library, server, manager):
+def test_agent_polls_and_stops_while_the_state_directory_hangs(agent, imds, library, server, manager):
     imds.body = json.dumps({"DocumentIncarnation": 1, "Events": []}).encode()
     agent.state = server / "state"
     agent.configure(imds.url)
     agent.config.write_text("stop_grace_seconds = 1.0\n" + agent.config.read_text())
     hang = start(agent, library, server)
     hang.touch()
-    time.sleep(1.5)  # a look at what commands touch comes each second
-    assert feedings(manager, 2) >= 2
+    time.sleep(1.5)  # The agent checks the directory once per second.
+    assert watchdog_messages(manager, 2) >= 2
     imds.wait_for_polls(3)
     assert stops_in_time(agent)
 
 
-def test_agent_lives_and_stops_while_a_secret_of_the_new_configuration_does_not_answer(
-    agent, imds, library, server, manager
-):
+def test_agent_polls_and_stops_while_a_secret_file_hangs_during_a_reload(agent, imds, library, server, manager):
     imds.body = json.dumps({"DocumentIncarnation": 1, "Events": []}).encode()
     agent.configure(imds.url)
     hang = start(agent, library, server)
@@ -120,7 +118,7 @@ def test_agent_lives_and_stops_while_a_secret_of_the_new_configuration_does_not_
     agent.configure(imds.url, f'[[sinks]]\ntype = "webhook"\nurl_file = "{secret}"\n[labels]\nteam = "b"\n')
     hang.touch()
     agent.process.send_signal(signal.SIGHUP)
-    assert feedings(manager, 2) >= 2
+    assert watchdog_messages(manager, 2) >= 2
     hang.unlink()
     agent.wait_for(lambda: "was reloaded" in agent.log)
     hang.touch()

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics of the real agent, and what systemd hears of it."""
+"""/healthz, /readyz, /metrics, and systemd notifications of the real agent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20) -> N
 
 
 class Listener:
-    """The agent's status listener, found by what the agent logs about it."""
+    """The agent's status listener. The log contains its address."""
 
     def __init__(self, agent) -> None:
         self.agent = agent
@@ -49,7 +49,7 @@ class Listener:
         def found() -> list[str]:
             return re.findall(r'"listen":"(127\.0\.0\.1:\d+)"', self.agent.err.read_text())
 
-        wait_for(lambda: bool(found()), "the agent did not say where it listens")
+        wait_for(lambda: bool(found()), "the agent did not log its listen address")
         return f"http://{found()[-1]}"
 
     def get(self, path: str) -> tuple[int, dict]:
@@ -76,13 +76,13 @@ def configure(agent, imds, text: str = "") -> None:
     agent.config.write_text(agent.config.read_text().replace('listen = ""', 'listen = "127.0.0.1:0"'))
 
 
-def assert_accounts_are_whole(samples: dict[str, float], *sinks: str) -> None:
+def assert_counts_add_up(samples: dict[str, float], *sinks: str) -> None:
     for sink in sinks:
         states = [samples[f"sink_{state}|{sink}"] for state in STATES]
         assert samples[f"sink_accepted_total|{sink}"] == sum(states), samples
 
 
-def test_healthy_agent_is_ready_once_imds_has_answered(agent, imds, listener):
+def test_agent_becomes_ready_after_the_first_imds_response(agent, imds, listener):
     configure(agent, imds)
     imds.answer = lambda handler: handler.send_error(500)
     agent.start()
@@ -95,7 +95,7 @@ def test_healthy_agent_is_ready_once_imds_has_answered(agent, imds, listener):
     assert agent.stop() == 0
 
 
-def test_metrics_tell_what_was_polled_and_recorded(agent, imds, listener):
+def test_metrics_count_polls_and_records(agent, imds, listener):
     configure(agent, imds)
     imds.body = json.dumps(document(1)).encode()
     began_at = time.time()
@@ -110,7 +110,9 @@ def test_metrics_tell_what_was_polled_and_recorded(agent, imds, listener):
     imds.wait_for_polls(1)
     imds.status = 200
     imds.show({"DocumentIncarnation": 9, "Events": []}, polls=3)
-    wait_for(lambda: listener.samples()["records_total|completed"] == 1, "the end is not recorded")
+    wait_for(
+        lambda: listener.samples()["records_total|completed"] == 1, "the agent did not record the end of the event"
+    )
     seen = listener.samples()
     transitions = {name: value for name, value in seen.items() if name.startswith("records_total") and value}
     assert transitions == {f"records_total|{name}": 1 for name in ("scheduled", "started", "completed")}
@@ -123,7 +125,7 @@ def test_metrics_tell_what_was_polled_and_recorded(agent, imds, listener):
     assert agent.stop() == 0
 
 
-def test_dead_sink_makes_it_not_ready_and_never_unhealthy(agent, imds, listener):
+def test_failing_sink_makes_the_agent_not_ready_but_not_unhealthy(agent, imds, listener):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         configure(
@@ -135,18 +137,23 @@ def test_dead_sink_makes_it_not_ready_and_never_unhealthy(agent, imds, listener)
         )
         agent.start()
         imds.show(document(1, "Scheduled"))
-        wait_for(lambda: listener.get("/readyz")[1]["sinks"].get("webhook", {}).get("pending") == 1, "nothing is owed")
-        wait_for(lambda: listener.samples().get("sink_retries_total|timeout|webhook", 0) > 1, "it is not retried")
-        wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "the sink needs no attention")
+        wait_for(
+            lambda: listener.get("/readyz")[1]["sinks"].get("webhook", {}).get("pending") == 1, "no record is pending"
+        )
+        wait_for(
+            lambda: listener.samples().get("sink_retries_total|timeout|webhook", 0) > 1,
+            "the agent does not retry the record",
+        )
+        wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "the sink does not need attention")
         status, report = listener.get("/readyz")
         assert status == 503
         assert report["reasons"] == ["Sink refused needs attention. `status` shows its last error."]
         assert listener.get("/healthz")[0] == 200
-        assert_accounts_are_whole(listener.samples(), "webhook", "refused")
+        assert_counts_add_up(listener.samples(), "webhook", "refused")
         assert agent.stop() == 0
 
 
-def test_accounts_are_whole_at_every_scrape_under_load_and_across_kills(agent, imds, listener):
+def test_record_counts_add_up_at_every_scrape_under_load_and_after_kills(agent, imds, listener):
     configure(
         agent,
         imds,
@@ -161,8 +168,8 @@ def test_accounts_are_whole_at_every_scrape_under_load_and_across_kills(agent, i
             imds.show(document(incarnation, *["Scheduled"] * 20))
             for _ in range(5):
                 seen = listener.samples()
-                assert_accounts_are_whole(seen, "stdout", "webhook")
-                assert seen["sink_accepted_total|stdout"] >= accepted, "what was counted is forgotten"
+                assert_counts_add_up(seen, "stdout", "webhook")
+                assert seen["sink_accepted_total|stdout"] >= accepted, "the counter decreased"
                 accepted = seen["sink_accepted_total|stdout"]
         if run < 2:
             agent.kill()
@@ -170,21 +177,21 @@ def test_accounts_are_whole_at_every_scrape_under_load_and_across_kills(agent, i
     wait_for(lambda: listener.samples()["sink_expired_total|webhook"] > 0, "nothing expired")
     agent.call("outbox", "discard", "--sink", "webhook", "--yes", "--config", agent.config)
     seen = listener.samples()
-    assert_accounts_are_whole(seen, "stdout", "webhook")
+    assert_counts_add_up(seen, "stdout", "webhook")
     assert seen["sink_accepted_total|stdout"] >= 3 * 4 * 20
     assert agent.stop() == 0
 
 
-def test_removed_sink_leaves_its_accounts_but_calls_nobody(agent, imds, listener):
+def test_removed_sink_keeps_its_counters_but_needs_no_attention(agent, imds, listener):
     refused = '[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:1/"\nbearer_token_file = "/nowhere/token"\n'
     configure(agent, imds, refused + '[[sinks]]\ntype = "stdout"\n')
     agent.start()
     imds.show(document(1, "Scheduled"))
-    wait_for(lambda: listener.samples().get("sink_needs_attention|webhook") == 1, "the sink needs no attention")
+    wait_for(lambda: listener.samples().get("sink_needs_attention|webhook") == 1, "the sink does not need attention")
     assert listener.samples()["sink_configured|webhook"] == 1
     agent.config.write_text(agent.config.read_text().replace(refused, ""))
     agent.process.send_signal(1)
-    wait_for(lambda: listener.samples()["sink_configured|webhook"] == 0, "it is not read again")
+    wait_for(lambda: listener.samples()["sink_configured|webhook"] == 0, "the agent did not reload the configuration")
     wait_for(lambda: "sink_needs_attention|webhook" not in listener.samples(), "the sink still needs attention")
     seen = listener.samples()
     assert seen["sink_pending_records|webhook"] == 1
@@ -196,26 +203,26 @@ def test_removed_sink_leaves_its_accounts_but_calls_nobody(agent, imds, listener
     assert agent.stop() == 0
 
 
-def test_taken_port_is_an_error_in_the_log_and_not_an_exit(agent, imds):
+def test_status_port_in_use_is_logged_and_does_not_stop_the_agent(agent, imds):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         configure(agent, imds)
         agent.config.write_text(agent.config.read_text().replace(":0", f":{taken.getsockname()[1]}"))
         agent.start()
         imds.show(document(1, "Scheduled"))
-        wait_for(lambda: bool(agent.records), "the agent does not work")
+        wait_for(lambda: bool(agent.records), "the agent sent no record")
         errors = [line for line in agent.err.read_text().splitlines() if '"ERROR"' in line]
         assert len(errors) == 1
         assert "status.listen" in errors[0]
         assert agent.stop() == 0
 
 
-def test_systemd_hears_ready_before_the_first_answer_and_is_fed_only_by_an_agent_that_polls(agent, imds, tmp_path):
+def test_systemd_gets_ready_and_watchdog_messages_during_a_slow_first_poll(agent, imds, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(20)
         agent.env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}
         configure(agent, imds)
-        imds.answer = lambda handler: handler.server.released.wait(60)  # the first poll takes long, as it may
+        imds.answer = lambda handler: handler.server.released.wait(60)  # a slow first poll
         agent.start()
         assert manager.recv(4096).startswith(b"READY=1\nSTATUS=Started with ")
         assert [manager.recv(4096) for _ in range(2)] == [b"WATCHDOG=1"] * 2

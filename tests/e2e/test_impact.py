@@ -13,7 +13,7 @@ def status(agent, *arguments):
     return out
 
 
-def test_the_measured_impact_of_the_last_event_is_shown(agent):
+def test_status_shows_the_measured_impact_of_the_last_event(agent):
     with Simulator(vms=["vm_0"], rate_limit=False) as azure:
         agent.configure(azure.endpoint)
         event_id = azure.world.add_event(EventSpec(event_type="Freeze", status="Started", resources=("vm_0",)))

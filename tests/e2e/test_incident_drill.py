@@ -1,4 +1,4 @@
-"""The drill of the runbook for a stolen key, with its own commands: disable, revoke, enable."""
+"""The documented drill for a stolen key, with the commands of the page: disable, revoke, and enable approvals."""
 
 import re
 import subprocess
@@ -30,13 +30,13 @@ def stage(agent, tmp_path):
 
 
 def run_from_page(stage, command):
-    """Run the line of the page that begins with *command*, on this test's state directory."""
+    """Run the line of the page that begins with *command* on the state directory of this test."""
     [line] = re.findall(rf"^{command} {INSTALLED}/approvals\.disabled", PAGE, re.MULTILINE)
     subprocess.run(line.replace(INSTALLED, str(stage.agent.state)), shell=True, check=True)
 
 
 def outcomes(stage):
-    """Return (source, result, approvers) of each record about an approval, with its EventId."""
+    """Return (EventId, source, result) of each record with an approval."""
     return [
         (each["event"] and each["event"]["event_id"], each["approval"]["source"], each["approval"]["result"])
         for each in stage.agent.records
@@ -44,7 +44,7 @@ def outcomes(stage):
     ]
 
 
-def test_nothing_of_the_stolen_key_is_posted_and_everything_else_is(stage):
+def test_only_decisions_of_the_stolen_key_are_rejected_after_the_drill(stage):
     stolen = stage.signer("stolen")
     stage.start(stage.anne, stolen, rules=REBOOTS)
     run_from_page(stage, "touch")

@@ -1,4 +1,4 @@
-"""`keygen` and `decide` as people use them: what they print is what an agent on a VM accepts."""
+"""The output of `keygen` and `decide`, which an agent must accept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call(agent_env, tmp_path):
 
 @pytest.fixture
 def decide(call, tmp_path):
-    """Sign with a new key; `options` replace those of a plain approval, null takes one away."""
+    """Sign with a new key. `options` replace the options of an approval, and None removes an option."""
     key = tmp_path / "night.key"
     assert call("keygen", key)[0] == 0
 
@@ -68,7 +68,7 @@ def _accepted(token, tmp_path, *, vm_id=VM.vm_id):
     return verify(token.strip(), keys=[trusted], audience=vm_id, now=now, created_at=now - timedelta(hours=1))
 
 
-def test_keygen_prints_lines_that_a_configuration_takes_as_they_are(call, tmp_path):
+def test_keygen_prints_a_valid_key_table_for_the_configuration(call, tmp_path):
     code, out, err = call("keygen", tmp_path / "decisions.key", "--kid", "ops-2026", "--approver", "night shift")
     assert (code, err) == (0, "")
     remote = read(tomllib.loads(f'[approval.remote]\nurl = "https://portal.example.net"\n{out}')).approval.remote
@@ -78,14 +78,14 @@ def test_keygen_prints_lines_that_a_configuration_takes_as_they_are(call, tmp_pa
     assert str(tmp_path / "decisions.key") in out
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the mode does nothing on Windows")
-def test_private_key_is_readable_by_its_owner_alone(call, tmp_path):
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no file modes")
+def test_private_key_is_readable_only_by_its_owner(call, tmp_path):
     assert call("keygen", tmp_path / "my.key")[0] == 0
     assert stat.S_IMODE((tmp_path / "my.key").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("existing", ["my.key", "my.key.pub"])
-def test_keygen_never_overwrites(call, tmp_path, existing):
+def test_keygen_does_not_overwrite_existing_files(call, tmp_path, existing):
     (tmp_path / existing).write_text("precious")
     code, out, err = call("keygen", tmp_path / "my.key")
     assert (code, out) == (1, "")
@@ -95,13 +95,13 @@ def test_keygen_never_overwrites(call, tmp_path, existing):
 
 
 @pytest.mark.parametrize("arguments", [(), ("a.key", "--kid", "schlüssel"), ("a.key", "--approver", "a\nb")])
-def test_keygen_refuses_wrong_usage_before_it_writes(call, tmp_path, arguments):
+def test_keygen_with_invalid_arguments_writes_no_file(call, tmp_path, arguments):
     code, out, _ = call("keygen", *arguments)
     assert (code, out) == (2, "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_decision_on_a_record_is_accepted_by_the_vm_of_the_record(decide, tmp_path):
+def test_decision_on_a_record_is_accepted_by_its_vm(decide, tmp_path):
     record = sample_record()
     code, out, err = decide(encode(record), reason="drained by the night shift", valid_seconds=600)
     assert code == 0, err
@@ -115,9 +115,9 @@ def test_decision_on_a_record_is_accepted_by_the_vm_of_the_record(decide, tmp_pa
         assert shown in err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the mode says nothing there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-def test_a_private_key_that_others_may_use_signs_nothing(decide, tmp_path, mode):
+def test_private_key_accessible_to_other_users_is_rejected(decide, tmp_path, mode):
     key = tmp_path / "night.key"
     key.chmod(mode)
     code, out, err = decide(encode(sample_record()))
@@ -127,7 +127,7 @@ def test_a_private_key_that_others_may_use_signs_nothing(decide, tmp_path, mode)
     assert decide(encode(sample_record()))[0] == 0
 
 
-def test_the_newest_record_of_the_event_counts(decide, tmp_path):
+def test_decision_uses_the_newest_record_of_the_event(decide, tmp_path):
     later = sample_event(not_before_raw="Fri, 20 Nov 2026 12:15:00 GMT")
     other = sample_event(event_id="OTHER")
     records = [
@@ -146,18 +146,18 @@ def test_the_newest_record_of_the_event_counts(decide, tmp_path):
     assert "The file has 2 events. Select an event with --event-id." in err
 
 
-def test_hold_for_another_vm_of_the_event_is_addressed_to_it(decide, tmp_path):
+def test_hold_for_another_vm_of_the_event_has_the_audience_of_that_vm(decide, tmp_path):
     code, out, _ = decide(encode(sample_record()), vm_id="OTHER-VM", decision="hold")
     assert code == 0
     assert _accepted(out, tmp_path, vm_id="other-vm").verdict is Verdict.HOLD
 
 
-def test_decision_on_a_document_of_the_metadata_service(decide, tmp_path):
+def test_decision_on_an_imds_document_requires_a_vm_id(decide, tmp_path):
     body = json.dumps(DOCUMENT, indent=2).encode()
     code, out, err = decide(body, event_id="TWO", vm_id=VM.vm_id)
     assert code == 0, err
     assert _accepted(out, tmp_path).event_id == "TWO"
-    assert decide(body, event_id="TWO")[0] == 2, "a document does not say which VM it came from"
+    assert decide(body, event_id="TWO")[0] == 2, "a document does not name its VM"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_decision_on_a_document_of_the_metadata_service(decide, tmp_path):
         encode(sample_record(event=sample_event(event_status="Started"))),
     ],
 )
-def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, content):
+def test_decision_on_an_event_that_is_not_scheduled_is_signed_with_a_warning(decide, content):
     code, out, err = decide(content)
     assert code == 0
     assert out
@@ -203,7 +203,7 @@ def test_decision_that_the_vm_will_refuse_is_signed_with_a_warning(decide, conte
         (encode(sample_record()), {"kid": None}, 2, "--kid"),
     ],
 )
-def test_what_cannot_be_signed_gives_a_sentence_and_no_token(decide, content, options, code, sentence):
+def test_invalid_input_prints_an_error_and_no_token(decide, content, options, code, sentence):
     done, out, err = decide(content, **options)
     assert (done, out) == (code, "")
     assert sentence in err

@@ -1,4 +1,4 @@
-"""The drain program of deploy/kubernetes: against a strict API server, and as a sink of a running agent."""
+"""The drain program of deploy/kubernetes, with a strict API server and as a sink of a running agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from kubernetes_stub import RIGHTS, KubernetesStub
 
 if sys.platform == "win32":
-    pytest.skip("no node of Windows gets it", allow_module_level=True)
+    pytest.skip("the program does not support Windows nodes", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "deploy" / "kubernetes" / "drain.py"
@@ -44,7 +44,7 @@ def drain(cluster, tmp_path):
     """Run the program for a record; return its exit code and the last line of standard error."""
 
     def run(transition, *arguments, kind="Reboot", seconds=900.0, affects="true", events=(), is_known=True, **more):
-        tell_status(tmp_path, events, is_known=is_known)
+        fake_status(tmp_path, events, is_known=is_known)
         not_before = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         env = {
             "PATH": f"{tmp_path}:/usr/bin:/bin",
@@ -67,8 +67,8 @@ def drain(cluster, tmp_path):
     return run
 
 
-def tell_status(directory, events, *, is_known=True):
-    """Have the agent's `status --json` answer with *events* of this VM, or fail for None."""
+def fake_status(directory, events, *, is_known=True):
+    """Install a `status --json` command that prints *events* of this VM, or fails if *events* is None."""
     shown = [{"event_id": name, "event_type": kind, "affects_this_vm": True} for name, kind in events or ()]
     report = {"active_event_ids": [name for name, _ in events or ()] if is_known else None, "events": shown}
     answer = f"echo '{json.dumps(report)}'" if events is not None else "exit 1"
@@ -78,12 +78,12 @@ def tell_status(directory, events, *, is_known=True):
 
 
 def cordoned_for(cluster):
-    """Return whether the node is cordoned, and for which event of ours."""
+    """Return whether the node is cordoned, and the event in its annotation."""
     node = cluster.nodes[NODE]
     return bool(node["spec"].get("unschedulable")), node["metadata"].get("annotations", {}).get(ANNOTATION)
 
 
-def test_node_is_cordoned_and_pods_leave_but_for_those_that_no_drain_takes_away(cluster, drain):
+def test_drain_cordons_the_node_and_evicts_only_evictable_pods(cluster, drain):
     cluster.add_pod("web", NODE)
     cluster.add_pod("db-0", NODE, "StatefulSet")
     cluster.add_pod("agent", NODE, "DaemonSet")
@@ -115,7 +115,7 @@ def taints(cluster):
 
 
 @pytest.mark.parametrize("is_cordoned", [False, True], ids=["schedulable", "cordoned by someone else"])
-def test_taint_shows_the_event_type_and_goes_with_the_last_event(cluster, drain, is_cordoned):
+def test_taint_has_the_event_type_and_is_removed_after_the_last_event(cluster, drain, is_cordoned):
     cluster.nodes[NODE]["spec"] = {
         "taints": [{"key": "sku", "value": "gpu", "effect": "NoSchedule"}],
         **({"unschedulable": True} if is_cordoned else {}),
@@ -131,7 +131,7 @@ def test_taint_shows_the_event_type_and_goes_with_the_last_event(cluster, drain,
     assert cordoned_for(cluster) == (is_cordoned, None)
 
 
-def test_kubernetes_events_report_each_record_once(cluster, drain):
+def test_each_record_creates_one_kubernetes_event(cluster, drain):
     for transition in ("scheduled", "scheduled", "started", "completed"):
         assert drain(transition, "--event") == (0, "")
     assert drain("started", "--event", kind="Freeze", SCHEDULED_EVENT_ID="freeze") == (0, "")
@@ -148,7 +148,7 @@ def test_kubernetes_events_report_each_record_once(cluster, drain):
     assert completed.startswith(f"Azure scheduled event {EVENT}: Reboot completed. Host")
 
 
-def test_drain_continues_if_the_kubernetes_event_is_refused(cluster, drain):
+def test_drain_continues_if_the_api_rejects_the_kubernetes_event(cluster, drain):
     cluster.add_pod("web", NODE)
     cluster.rights = RIGHTS - {("events", "create")}
     code, reason = drain("scheduled", "--event")
@@ -156,7 +156,7 @@ def test_drain_continues_if_the_kubernetes_event_is_refused(cluster, drain):
     assert list(cluster.evictions) == ["web"]
 
 
-def test_pods_get_no_longer_than_the_notice_lasts(cluster, drain):
+def test_grace_period_of_pods_is_limited_to_the_notice(cluster, drain):
     cluster.add_pod("slow", NODE, grace=6000)
     cluster.add_pod("quick", NODE, grace=5)
     assert drain("scheduled", seconds=600) == (0, "")
@@ -164,7 +164,7 @@ def test_pods_get_no_longer_than_the_notice_lasts(cluster, drain):
     assert "gracePeriodSeconds" not in cluster.evictions["quick"]
 
 
-def test_disruption_budget_is_respected_and_the_program_run_again(cluster, drain):
+def test_pods_under_a_disruption_budget_are_evicted_by_a_later_run(cluster, drain):
     cluster.add_pod("web-1", NODE)
     cluster.add_pod("web-2", NODE)
     cluster.kept.add("web-1")
@@ -177,7 +177,7 @@ def test_disruption_budget_is_respected_and_the_program_run_again(cluster, drain
     assert list(cluster.evictions) == ["web-2", "web-1"]
 
 
-def test_pods_that_have_not_left_yet_are_asked_for_again(cluster, drain):
+def test_terminating_pods_are_reported_and_checked_again_by_a_later_run(cluster, drain):
     cluster.add_pod("web", NODE)
     cluster.lists_until_gone = 3
     assert drain("scheduled", "--wait-seconds", "0") == (75, "1 pods have not ended yet: shop/web.")
@@ -187,7 +187,7 @@ def test_pods_that_have_not_left_yet_are_asked_for_again(cluster, drain):
     ]
 
 
-def test_eviction_waits_for_no_pod_to_have_left(cluster, drain):
+def test_now_option_does_not_wait_for_pods_to_terminate(cluster, drain):
     cluster.add_pod("web", NODE, grace=600)
     cluster.lists_until_gone = 1_000
     assert drain("scheduled", "--now", kind="Preempt", seconds=300) == (0, "")
@@ -201,20 +201,20 @@ def test_run_ends_before_the_event_may_start(cluster, drain):
     assert code == 75
 
 
-def test_node_that_is_gone_needs_nothing(cluster, drain):
+def test_deleted_node_requires_no_drain(cluster, drain):
     cluster.nodes.clear()
     assert drain("scheduled") == (0, "")
     assert drain("completed") == (0, "")
     assert cluster.used == {("nodes", "get")}
 
 
-def test_token_that_was_exchanged_is_read_again(cluster, drain):
+def test_rotated_token_is_read_from_its_file(cluster, drain):
     cluster.set_token("token-2")
     assert drain("scheduled") == (0, "")
     assert cluster.refused_tokens == []
 
 
-def test_token_that_the_api_refuses_is_tried_twice_and_later_again(cluster, drain):
+def test_rejected_token_is_retried_once_and_exits_75(cluster, drain):
     cluster.set_token("token-2", in_file=False)
     code, reason = drain("scheduled")
     assert (code, "does not accept the token" in reason) == (75, True)
@@ -222,7 +222,7 @@ def test_token_that_the_api_refuses_is_tried_twice_and_later_again(cluster, drai
     assert "token-1" not in reason
 
 
-def test_right_that_is_missing_wants_a_person(cluster, drain):
+def test_missing_permission_exits_1(cluster, drain):
     right = ("pods", "list")
     cluster.add_pod("web", NODE)
     cluster.rights = RIGHTS - {right}
@@ -230,7 +230,7 @@ def test_right_that_is_missing_wants_a_person(cluster, drain):
     assert (code, f'cannot {right[1]} resource "{right[0]}"' in reason) == (1, True)
 
 
-def test_node_that_somebody_changes_meanwhile_is_read_again(cluster, drain):
+def test_conflicting_node_updates_are_retried(cluster, drain):
     cluster.conflicts = 2
     assert drain("scheduled") == (0, "")
     assert cordoned_for(cluster) == (True, EVENT)
@@ -242,7 +242,7 @@ def test_node_that_somebody_changes_meanwhile_is_read_again(cluster, drain):
     assert (code, "changed by others" in reason) == (75, True)
 
 
-def test_node_that_somebody_else_has_cordoned_is_drained_and_stays_cordoned(cluster, drain):
+def test_node_cordoned_by_someone_else_is_drained_and_stays_cordoned(cluster, drain):
     cluster.nodes[NODE]["spec"]["unschedulable"] = True
     cluster.add_pod("web", NODE)
     assert drain("scheduled") == (0, "")
@@ -252,15 +252,15 @@ def test_node_that_somebody_else_has_cordoned_is_drained_and_stays_cordoned(clus
     assert [method for method, _, _ in cluster.changes] == ["POST"]
 
 
-def test_node_takes_pods_again_after_the_end(cluster, drain):
+def test_node_is_uncordoned_after_the_event(cluster, drain):
     drain("scheduled")
-    cluster.nodes[NODE]["metadata"]["annotations"]["of-somebody-else"] = "kept"
+    cluster.nodes[NODE]["metadata"]["annotations"]["of-another-program"] = "kept"
     assert drain("ended") == (0, "")
     assert cordoned_for(cluster) == (False, None)
-    assert cluster.nodes[NODE]["metadata"]["annotations"] == {"of-somebody-else": "kept"}
+    assert cluster.nodes[NODE]["metadata"]["annotations"] == {"of-another-program": "kept"}
 
 
-def test_node_stays_cordoned_until_its_last_event_is_over(cluster, drain):
+def test_node_stays_cordoned_until_its_last_event_has_ended(cluster, drain):
     drain("scheduled")
     assert drain("completed", events=[("another", "Redeploy")]) == (0, "")
     assert cordoned_for(cluster) == (True, EVENT)
@@ -283,12 +283,12 @@ def test_node_stays_cordoned_until_the_agent_knows_all_events(cluster, drain, st
 
 
 @pytest.mark.parametrize("words", [{"affects": "false"}, {"kind": "Freeze"}])
-def test_nothing_is_asked_for_what_needs_no_drain(cluster, drain, words):
+def test_events_that_need_no_drain_cause_no_api_request(cluster, drain, words):
     assert drain("scheduled", **words) == (0, "")
     assert cluster.used == set()
 
 
-def test_event_that_may_be_another_nodes_drains_nothing_and_wants_a_person(cluster, drain):
+def test_event_with_unknown_target_exits_1_without_a_drain(cluster, drain):
     code, reason = drain("scheduled", affects="")
     assert (code, "does not know whether" in reason) == (1, True)
     assert cluster.used == set()
@@ -299,7 +299,7 @@ def test_other_transitions_do_nothing(cluster, drain):
     assert cluster.used == set()
 
 
-def test_every_page_of_the_pods_is_read(cluster, drain):
+def test_all_pages_of_the_pod_list_are_read(cluster, drain):
     for number in range(7):
         cluster.add_pod(f"web-{number}", NODE)
     cluster.page = 3
@@ -307,20 +307,20 @@ def test_every_page_of_the_pods_is_read(cluster, drain):
     assert len(cluster.evictions) == 7
 
 
-def test_api_that_fails_is_asked_again_later(cluster, drain):
+def test_api_error_exits_75_for_a_retry(cluster, drain):
     cluster.add_pod("web", NODE)
     cluster.broken = {"list"}
     code, reason = drain("scheduled", "--wait-seconds", "0")
     assert (code, "etcdserver: request timed out" in reason) == (75, True)
 
 
-def test_api_that_is_away_is_asked_again_later(cluster, drain):
+def test_unreachable_api_exits_75_for_a_retry(cluster, drain):
     cluster.close()
     code, reason = drain("scheduled")
     assert (code, "No reply from the API" in reason) == (75, True)
 
 
-def test_no_token_goes_to_a_server_that_another_authority_vouches_for(cluster, drain, tmp_path):
+def test_token_is_not_sent_to_a_server_with_an_untrusted_certificate(cluster, drain, tmp_path):
     other = KubernetesStub(tmp_path / "other")
     other.close()
     (cluster.directory / "ca.crt").write_bytes((other.directory / "ca.crt").read_bytes())
@@ -330,20 +330,20 @@ def test_no_token_goes_to_a_server_that_another_authority_vouches_for(cluster, d
     assert cluster.used == set()
 
 
-def test_test_record_looks_and_changes_nothing(cluster, drain):
+def test_test_record_is_a_dry_run(cluster, drain):
     cluster.add_pod("web", NODE)
     assert drain("test") == (0, "The program would evict 1 pods. Nothing was changed.")
     assert cluster.changes == []
 
 
 @pytest.mark.parametrize("missing", ["KUBERNETES_SERVICE_HOST", "NODE_NAME"])
-def test_what_the_manifest_forgot_is_named(drain, missing):
+def test_missing_environment_variable_is_named(drain, missing):
     code, reason = drain("scheduled", **{missing: ""})
     assert (code, f"${missing}" in reason) == (1, True)
 
 
 def document(incarnation, *events):
-    """Return a document of events of this VM; each is (EventId, EventStatus, EventType)."""
+    """Return a document with *events* of this VM as (EventId, EventStatus, EventType)."""
     return {
         "DocumentIncarnation": incarnation,
         "Events": [
@@ -353,7 +353,7 @@ def document(incarnation, *events):
     }
 
 
-def test_agent_with_the_tables_of_the_page_drains_and_brings_the_node_back(agent, imds, cluster, tmp_path):
+def test_documented_tables_drain_and_uncordon_the_node(agent, imds, cluster, tmp_path):
     [tables] = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     program = f'"{sys.executable}", "-I", "{PROGRAM}", "--service-account", "{cluster.directory}"'
     shown = '"python3", "-I", "/opt/scheduled-events-bridge/drain.py"'
@@ -387,7 +387,7 @@ def test_agent_with_the_tables_of_the_page_drains_and_brings_the_node_back(agent
 
 
 @pytest.mark.parametrize("spare", [(), ("--spare", "")])
-def test_a_recommendation_neither_drains_a_node_nor_keeps_it_cordoned(cluster, drain, spare):
+def test_recommendation_neither_drains_a_node_nor_keeps_it_cordoned(cluster, drain, spare):
     risk = "SpotRebalanceRecommendation"
     assert drain("scheduled", *spare, kind=risk) == (0, "")
     assert cordoned_for(cluster) == (False, None)

@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "load-balancer.md").read_
 HAPROXY, NGINX = shutil.which("haproxy"), shutil.which("nginx")
 REBOOT = EventSpec(event_type="Reboot", impact_seconds=1e6)
 _CHECKS_SECONDS = 2.0
-"""Two check intervals of the page."""
+"""Two check intervals of the documented configuration."""
 
 
 def block(name):
@@ -33,7 +33,7 @@ def free_port():
 
 
 class Site:
-    """One agent with /serving, and the programs in front of it."""
+    """An agent with /serving, and the load balancers in front of it."""
 
     def __init__(self, agent, azure, directory):
         self.agent, self.azure, self.directory = agent, azure, directory
@@ -126,7 +126,7 @@ def site(agent, tmp_path):
         made.close()
 
 
-def test_serving_follows_an_event_and_a_restart_of_the_agent(site):
+def test_serving_reports_503_during_an_event_and_after_an_agent_restart(site):
     site.agent.start()
     site.agent.wait_for(lambda: site.is_serving(200))
     event_id = site.azure.world.add_event(REBOOT)
@@ -149,7 +149,7 @@ def test_serving_follows_an_event_and_a_restart_of_the_agent(site):
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx")
-def test_application_behind_nginx_follows_503_and_stays_up_during_an_upgrade(site):
+def test_nginx_returns_503_during_an_event_and_200_during_an_agent_upgrade(site):
     site.start_nginx()
     assert site.health() == 200
     site.agent.start()
@@ -193,7 +193,7 @@ def test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals(site):
     site.agent.wait_for(lambda: set(visited(4)) == {"vm", "other"})
     event_id = site.azure.world.add_event(REBOOT)
     site.agent.wait_for(lambda: site.health() == 503)
-    time.sleep(_CHECKS_SECONDS + 0.5)  # the promise is about this time
+    time.sleep(_CHECKS_SECONDS + 0.5)  # The documentation guarantees this interval.
     assert set(visited()) == {"other"}
     site.azure.world.start(event_id)
     site.agent.wait_for(lambda: len(site.agent.records) == 2)

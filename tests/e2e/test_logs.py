@@ -1,7 +1,7 @@
-"""What the agent says on standard error through its life: JSON lines, one for each change of state, and no secret.
+"""The agent's log on standard error: one JSON line for each state change, and no secrets.
 
-Failures go on for many tries here, because that is what fills a disk: the first is said, the others are counted, and
-the count is said when it is over.
+Failures repeat many times in these tests, because repeated messages fill a disk. The agent logs the first failure,
+counts the following failures, and logs the count at the end of the outage.
 """
 
 import base64
@@ -21,8 +21,8 @@ from bridge.testing.http_peer import HttpPeer
 from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
-#: Whether the tests' own directory would survive a redeploy is the machine's business.
-NOT_OURS = "bridge.system.ephemeral_disk"
+#: This logger reports whether the test directory survives a redeploy, which depends on the machine.
+IGNORED_LOGGER = "bridge.system.ephemeral_disk"
 WORDS = re.compile(r"^\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) +\S")
 
 
@@ -53,10 +53,10 @@ def start(agent, imds, sinks, *arguments):
 
 
 def lines(agent):
-    """Return the log; each line must be one JSON object with what every line has."""
-    whole, _, rest = agent.log.rpartition("\n")
-    assert rest == "" or agent.process.poll() is None, "an agent that has ended left half a line"
-    found = [line for line in map(json.loads, whole.splitlines()) if line.get("logger") != NOT_OURS]
+    """Return the log. Each line must be one JSON object with the common fields."""
+    complete, _, rest = agent.log.rpartition("\n")
+    assert rest == "" or agent.process.poll() is None, "the stopped agent left an incomplete line"
+    found = [line for line in map(json.loads, complete.splitlines()) if line.get("logger") != IGNORED_LOGGER]
     for line in found:
         assert list(line)[:4] == ["time", "level", "logger", "message"], line
         assert datetime.fromisoformat(line["time"].replace("Z", "+00:00")).tzinfo == timezone.utc
@@ -71,14 +71,14 @@ def said(agent, *, but=()):
 
 
 def only(agent, words):
-    """Return the one line that has *words*."""
+    """Return the only line that contains *words*."""
     found = [line for line in lines(agent) if words in line["message"]]
     assert len(found) == 1, found
     return found[0]
 
 
 def refuse(peer, status, body=b"busy"):
-    """Have *peer* answer always the same; its own refusals repeat the request, and so differ each time."""
+    """Make *peer* always send the same response. By default, its error responses contain the request."""
     peer.say(status, body=body)
 
 
@@ -87,7 +87,7 @@ def wait_for_tries(agent, peer, count):
     agent.wait_for(lambda: len(peer.received) >= least)
 
 
-def test_each_change_of_state_is_one_line_in_its_order(agent, imds):
+def test_each_state_change_is_logged_on_one_line_in_order(agent, imds):
     start(agent, imds, STDOUT)
     imds.show(document(2, event("E-1")))
     imds.show(document(3, event("E-1", "Started")))
@@ -115,14 +115,14 @@ def test_each_change_of_state_is_one_line_in_its_order(agent, imds):
         "sequence": 1,
     }
     for name in ("event_source", "not_before", "notice_seconds", "resources", "affects_this_vm"):
-        assert name in scheduled, "an event's line says what, when and whom"
+        assert name in scheduled, "a line about an event has the source, the times, and the affected VMs"
     assert (running["configuration"], running["version"]) == (str(agent.config), version("scheduled-events-bridge"))
     assert stopped["pending"] == {"out": 0}
     assert [record["transition"] for record in agent.records] == ["scheduled", "started", "completed"]
 
 
 def fail_often(agent, imds, peer):
-    """Let a dozen tries fail, one for each event that comes; return the events."""
+    """Add 12 events, and wait for one failed attempt for each event. Return the events."""
     events = []
     for number in range(12):
         events.append(event(f"E-{number}"))
@@ -152,7 +152,7 @@ def test_repeated_failures_of_a_sink_are_logged_once_and_counted_at_the_end(agen
     ]
 
 
-def test_failures_whose_text_differs_each_time_are_logged_once(agent, imds, peer):
+def test_failures_with_varying_texts_are_logged_once(agent, imds, peer):
     peer.reply(lambda _: Answer(status=503, body=b"request %d" % len(peer.received)))
     start(agent, imds, webhook(peer))
     fail_often(agent, imds, peer)
@@ -160,7 +160,7 @@ def test_failures_whose_text_differs_each_time_are_logged_once(agent, imds, peer
     assert only(agent, "Sending failed")["level"] == "WARNING"
 
 
-def test_another_reason_and_a_second_outage_are_logged(agent, imds, peer):
+def test_new_failure_reason_and_second_outage_are_logged(agent, imds, peer):
     start(agent, imds, webhook(peer))
     for number, (status, level) in enumerate([(503, "WARNING"), (401, "ERROR"), (503, "WARNING")]):
         refuse(peer, status)
@@ -196,7 +196,7 @@ def test_parked_records_are_logged_once_and_counted(agent, imds, peer):
     assert lines(agent)[-1]["pending"] == {"hook": 0}
 
 
-def test_repeated_failures_of_the_metadata_service_are_logged_once_and_counted(agent, imds):
+def test_repeated_imds_failures_are_logged_once_and_counted(agent, imds):
     start(agent, imds, STDOUT)
     good, struck = imds.body, []
 
@@ -231,7 +231,7 @@ SHARED_KEY = base64.b64encode(b"shared-hunter2").decode()
 
 @contextmanager
 def secretive_sinks(agent):
-    """Yield the sinks of a configuration full of secrets, and their peers, which repeat what they refuse."""
+    """Yield the sinks of a configuration with many secrets, and their peers, which echo rejected requests."""
     with ExitStack() as stack:
         ca = PrivateCa(agent.directory / "ca")
         peers = {
@@ -273,18 +273,18 @@ ca_file = "{ca.ca_file}"
         )
 
 
-def sinks_that_said(agent, words):
+def sinks_that_logged(agent, words):
     return {line["sink"] for line in lines(agent) if words in line["message"]}
 
 
-def test_no_line_contains_a_secret(agent, imds):
+def test_logs_contain_no_secrets(agent, imds):
     with secretive_sinks(agent) as (sinks, peers):
         start(agent, imds, sinks)
         for number, status in enumerate([400, 503, 401, 302]):
             for peer in peers.values():
                 peer.say(status)
             imds.show(document(2 + number, *(event(f"E-{each}") for each in range(number + 1))), polls=1)
-            agent.wait_for(lambda status=status: sinks_that_said(agent, f" {status}") == set(peers))
+            agent.wait_for(lambda status=status: sinks_that_logged(agent, f" {status}") == set(peers))
         seen = {name: str(peer.requests) for name, peer in peers.items()}
         assert agent.stop() == 0
         code, listed, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
@@ -300,11 +300,11 @@ def test_no_line_contains_a_secret(agent, imds):
         assert secret not in listed
 
 
-# For whom.
+# Formats and levels.
 
 
 def on_terminal(agent, *arguments):
-    """Run the agent with a terminal as its standard error until it says that it runs; return what stood there."""
+    """Run the agent with a terminal as standard error until the agent is running. Return the text on the terminal."""
     pty = pytest.importorskip("pty", reason="Windows has no pseudo-terminals")
     shown, terminal = pty.openpty()
     with agent.out.open("wb") as stdout:
@@ -328,7 +328,7 @@ def on_terminal(agent, *arguments):
     return text.decode().replace("\r\n", "\n")
 
 
-def test_a_person_at_a_terminal_gets_short_lines(agent, imds):
+def test_log_on_a_terminal_uses_short_text_lines(agent, imds):
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.configure(imds.url, STDOUT)
     found = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in on_terminal(agent).splitlines()]
@@ -338,7 +338,7 @@ def test_a_person_at_a_terminal_gets_short_lines(agent, imds):
     assert "The agent stopped." in found[-1]
 
 
-def test_the_format_of_the_log_can_be_chosen(agent, imds):
+def test_log_format_option_selects_json_or_text(agent, imds):
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.configure(imds.url, STDOUT)
     assert all(json.loads(line)["level"] for line in on_terminal(agent, "--log-format", "json").splitlines())
@@ -348,7 +348,7 @@ def test_the_format_of_the_log_can_be_chosen(agent, imds):
     assert "\x1b" not in agent.log
 
 
-def test_the_level_of_the_log_can_be_chosen(agent, imds, peer):
+def test_log_level_option_hides_lower_levels(agent, imds, peer):
     refuse(peer, 503)
     start(agent, imds, webhook(peer), "--log-level", "warning")
     imds.show(document(2, event("E-1")))

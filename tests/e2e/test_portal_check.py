@@ -1,4 +1,4 @@
-"""`portal-check`: the exit code and the words, beside a correct portal, a wrong one, and none."""
+"""The exit code and output of `portal-check` for a correct portal, for an incorrect portal, and without a portal."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ TOKEN = "the-token-of-this-vm"
 
 
 class Operable(SmallPortal):
-    """Decides when it is sent who asks for it."""
+    """Decides when it receives a record with a verdict."""
 
     def posted(self, record):
         if "verdict" in record:
@@ -23,7 +23,7 @@ class Operable(SmallPortal):
 
 
 class DecidesByItself(SmallPortal):
-    """Has an operator who decides during every other request that is held: first to approve, then to hold."""
+    """Has an operator who decides during every second held request, first to approve and then to hold."""
 
     held = 0
 
@@ -65,7 +65,7 @@ def check(agent, tmp_path):
 
 
 def operator(folder, portal):
-    """Return the command that decides at *portal*."""
+    """Return the command that sends decisions to *portal*."""
     program = folder / "decide_there.py"
     program.write_text(
         "import json, os, sys, urllib.request\n"
@@ -79,7 +79,7 @@ def operator(folder, portal):
     return f"{sys.executable} {program}"
 
 
-def test_all_that_is_met_is_exit_0(serve, check, tmp_path):
+def test_portal_that_meets_all_requirements_exits_0(serve, check, tmp_path):
     portal = serve(Operable)
     code, out, err = check(
         portal,
@@ -92,14 +92,14 @@ def test_all_that_is_met_is_exit_0(serve, check, tmp_path):
     assert out.splitlines()[-1].endswith(" met, 0 not met, 8 not tried.")
 
 
-def test_an_operator_whose_command_fails_is_exit_1_and_nothing_is_called_broken(serve, check):
+def test_failed_decision_command_exits_1_without_unmet_requirements(serve, check):
     code, out, _ = check(serve(SmallPortal), "--decision-by", "false")
     assert code == 1
     assert "not met: section" not in out
     assert "The command of --decision-by exited with 1." in out
 
 
-def test_a_person_is_told_when_to_decide(serve, check):
+def test_person_is_prompted_to_decide(serve, check):
     portal = serve(DecidesByItself)
     code, out, err = check(
         portal,
@@ -117,13 +117,13 @@ def test_a_person_is_told_when_to_decide(serve, check):
     ]
 
 
-class LetsAnybodyIn(SmallPortal):
+class WithoutAuthentication(SmallPortal):
     def refused(self, _asked):
         return None
 
 
-def test_what_is_not_met_is_exit_1_with_section_request_and_answer(serve, check):
-    portal = serve(LetsAnybodyIn)
+def test_unmet_requirement_exits_1_with_section_request_and_response(serve, check):
+    portal = serve(WithoutAuthentication)
     code, out, _ = check(portal)
     lines = [line.strip() for line in out.splitlines()]
     at = next(number for number, line in enumerate(lines) if line.startswith("not met: "))
@@ -136,7 +136,7 @@ def test_what_is_not_met_is_exit_1_with_section_request_and_answer(serve, check)
     assert TOKEN not in out
 
 
-def test_json_is_one_requirement_a_line(serve, check):
+def test_json_prints_one_requirement_per_line(serve, check):
     class Fails(SmallPortal):
         def polled(self, _asked):
             return Said(500)
@@ -162,13 +162,13 @@ def test_json_is_one_requirement_a_line(serve, check):
         ("https://portal.invalid", ("--vm-id", VM_ID, "--decision-by", " "), "--decision-by is empty"),
     ],
 )
-def test_wrong_use_is_exit_2(agent, url, arguments, said):
+def test_invalid_arguments_exit_2(agent, url, arguments, said):
     code, out, err = agent.call("portal-check", url, *arguments)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_a_token_that_cannot_be_had_is_exit_1(agent):
+def test_missing_token_file_exits_1(agent):
     code, out, err = agent.call("portal-check", "http://127.0.0.1:9", "--vm-id", VM_ID, "--token-file", "nowhere")
     assert (code, out) == (1, "")
     assert "nowhere" in err

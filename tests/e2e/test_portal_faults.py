@@ -1,4 +1,4 @@
-"""A silent portal does not delay the poll. The portal poller's tests cover each fault and the decisions after it."""
+"""A silent portal does not delay the poll. The tests of the portal poller cover each fault."""
 
 import statistics
 from itertools import pairwise
@@ -9,7 +9,7 @@ from bridge.approval.portal_client import GRACE_SECONDS
 from bridge.testing import EventSpec, Simulator
 
 INTERVAL_SECONDS = 0.5
-#: The length of a request to a silent portal. A poll that waited for such a request would be as late.
+#: The duration of a request to a silent portal. A poll that waits for the request is delayed by this time.
 PORTAL_SECONDS = 1 + GRACE_SECONDS
 
 

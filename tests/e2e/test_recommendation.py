@@ -1,4 +1,4 @@
-"""A SpotRebalanceRecommendation from end to end: its records, the versions of IMDS, and that nothing approves it."""
+"""SpotRebalanceRecommendation events: records, API versions of IMDS, and rejected approvals."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def refuse(azure, *, count=None, status=400):
     azure.world.set_fault(Fault(kind="status", status=status, api_version=PREVIEW, count=count))
 
 
-def test_a_withdrawn_recommendation_and_an_eviction_are_recorded_in_this_order(agent, azure):
+def test_withdrawn_recommendation_is_recorded_before_the_eviction(agent, azure):
     agent.configure(azure.endpoint, '[[sinks]]\ntype = "stdout"\n')
     agent.start()
     risk = azure.world.add_event(RISK)
@@ -39,7 +39,7 @@ def test_a_withdrawn_recommendation_and_an_eviction_are_recorded_in_this_order(a
 
 
 @pytest.mark.parametrize("rule", [ANY_EVENT, THIS_TYPE], ids=["any event", "this type"])
-def test_no_rule_approves_a_recommendation_and_approve_refuses_it(agent, azure, rule):
+def test_neither_rules_nor_the_command_approve_a_recommendation(agent, azure, rule):
     agent.configure(azure.endpoint, f'[[sinks]]\ntype = "stdout"\n{rule}')
     agent.start()
     risk = azure.world.add_event(RISK)
@@ -55,7 +55,7 @@ def test_no_rule_approves_a_recommendation_and_approve_refuses_it(agent, azure, 
 
 
 @pytest.mark.parametrize("status", [400, 404])
-def test_where_the_preview_version_is_refused_the_agent_polls_the_stable_version(agent, azure, status):
+def test_agent_polls_the_stable_version_if_imds_rejects_the_preview_version(agent, azure, status):
     refuse(azure, status=status)
     agent.configure(azure.endpoint, f'[[sinks]]\ntype = "stdout"\n{ANY_EVENT}')
     agent.start()
@@ -68,7 +68,7 @@ def test_where_the_preview_version_is_refused_the_agent_polls_the_stable_version
     assert '"WARNING"' not in agent.log
 
 
-def test_one_refusal_keeps_the_preview_version(agent, azure):
+def test_one_rejected_request_does_not_change_the_api_version(agent, azure):
     refuse(azure, count=1)
     agent.configure(azure.endpoint, '[[sinks]]\ntype = "stdout"\n')
     agent.start()
@@ -77,7 +77,7 @@ def test_one_refusal_keeps_the_preview_version(agent, azure):
     assert agent.stop() == 0
 
 
-def test_a_withdrawn_version_ends_no_event_and_makes_no_record(agent, azure):
+def test_withdrawn_api_version_ends_no_event(agent, azure):
     agent.configure(azure.endpoint, '[[sinks]]\ntype = "stdout"\n')
     agent.start()
     azure.world.add_event(RISK)

@@ -1,4 +1,4 @@
-"""The agent as a process tells a destination that forgets what is active, never what ended while it was down."""
+"""The agent refreshes active alerts at the destination, but not alerts of events that ended during its downtime."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def peer():
 
 
 def told(peer, start=0):
-    """Return what each request told, as (EventId, transition)."""
+    """Return (EventId, transition) of each request."""
     alerts = [json.loads(request.body)[-1] for request in peer.requests[start:]]
     return [(alert["labels"]["event_id"], alert["annotations"]["transition"]) for alert in alerts]
 
 
-def test_event_that_ended_while_the_agent_was_down_is_not_refreshed_after_its_ending(agent, azure, peer):
+def test_event_that_ended_while_the_agent_was_down_is_not_refreshed(agent, azure, peer):
     gone = azure.world.add_event(EventSpec(event_type="Freeze", notice_seconds=900))
     stays = azure.world.add_event(EventSpec(event_type="Reboot", notice_seconds=900))
     agent.configure(

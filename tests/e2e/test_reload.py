@@ -1,4 +1,4 @@
-"""SIGHUP: a right configuration is in force without a gap in the poll, a wrong one changes nothing and is said."""
+"""SIGHUP: a valid configuration takes effect without a gap in the polls. An invalid configuration is only logged."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def two():
 
 
 def told(peer):
-    """Return (EventId, transition) of each record that *peer* has, in order."""
+    """Return (EventId, transition) of each record that *peer* received, in order."""
     bodies = [json.loads(request.body)["data"] for request in peer.requests if request.body]
     return [(body["event"]["event_id"], body["transition"]) for body in bodies]
 
@@ -73,7 +73,7 @@ def count(agent, words):
 
 
 def hang_up(agent, *, words="was reloaded"):
-    """Send SIGHUP, and wait until it was done."""
+    """Send SIGHUP, and wait for the end of the reload."""
     before = count(agent, words)
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: count(agent, words) > before)
@@ -93,10 +93,10 @@ def stop(agent):
     assert "Traceback" not in agent.log
 
 
-# A right configuration.
+# Valid configurations.
 
 
-def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_nothing(agent, imds, one, two):
+def test_new_sink_gets_active_and_later_events_without_affecting_others(agent, imds, one, two):
     start(agent, imds, webhook("one", one.address), event("E-1"))
     imds.show(document(2, event("E-1", "Started"), event("E-2")))
     agent.configure(imds.url, webhook("one", one.address) + webhook("two", two.address))
@@ -104,7 +104,7 @@ def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_not
     imds.show(document(3, event("E-2")))
     agent.wait_for(lambda: len(told(two)) == 3)
     stop(agent)
-    # completed is observed, not inferred: the reload was no gap in the poll
+    # The evidence of `completed` is observed, because the reload caused no gap.
     assert told(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
     assert sorted(told(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
     records = read_events(Source(agent.state)).records
@@ -113,7 +113,7 @@ def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_not
     assert [line["sinks"] for line in log(agent) if "was reloaded" in line["message"]] == [["one", "two"]]
 
 
-def test_the_poll_keeps_its_beat_while_a_sink_that_hangs_is_exchanged(agent, imds, one):
+def test_polling_continues_while_a_hung_sink_is_replaced(agent, imds, one):
     one.stay_silent()
     start(agent, imds, webhook("one", one.address), event("E-1"))
     agent.wait_for(lambda: one.received)
@@ -121,10 +121,10 @@ def test_the_poll_keeps_its_beat_while_a_sink_that_hangs_is_exchanged(agent, imd
     served, began_at = imds.served, time.monotonic()
     hang_up(agent)
     polls, seconds = imds.served - served, time.monotonic() - began_at
-    assert polls >= seconds / 0.2 / 4, "polls each 0.2 s; a quarter of them allows for a busy machine"
+    assert polls >= seconds / 0.2 / 4, "a busy machine makes at least a quarter of the polls, which are due every 0.2 s"
 
 
-def test_rows_of_a_removed_sink_are_kept_and_listed_and_sent_when_it_comes_back(agent, imds, one):
+def test_records_of_a_removed_sink_are_kept_until_the_sink_returns(agent, imds, one):
     with nobody() as dead:
         start(agent, imds, STDOUT + webhook("hook", dead), event("E-1"), event("E-2"))
         agent.wait_for(lambda: "Sending failed" in agent.log)
@@ -148,7 +148,7 @@ def test_rows_of_a_removed_sink_are_kept_and_listed_and_sent_when_it_comes_back(
     assert len(agent.records) == 3
 
 
-def test_a_changed_sink_sends_what_it_owed_by_its_new_settings(agent, imds, one, two):
+def test_changed_sink_sends_pending_records_with_its_new_settings(agent, imds, one, two):
     one.refuse_for_now()
     start(agent, imds, webhook("hook", one.address), event("E-1"))
     agent.wait_for(lambda: one.received)
@@ -158,13 +158,13 @@ def test_a_changed_sink_sends_what_it_owed_by_its_new_settings(agent, imds, one,
     imds.show(document(2, event("E-1"), event("E-2"), event("E-3", EventType="Reboot")))
     agent.wait_for(lambda: len(told(two)) == 2)
     stop(agent)
-    # what was owed before the filter stays owed; of the new ones only the reboot is wanted
+    # The filter applies to new records, but not to records that were pending before the reload.
     assert sorted(told(two)) == [("E-1", "scheduled"), ("E-3", "scheduled")]
     assert {request.headers["x-team"] for request in two.requests} == {"b"}
     assert len(one.received) == refused
 
 
-def test_labels_and_another_metadata_service_are_in_force_at_once(agent, imds):
+def test_new_labels_and_imds_endpoint_take_effect_immediately(agent, imds):
     start(agent, imds, STDOUT, event("E-1"))
     with Simulator(vms=["vm_0"], rate_limit=False) as azure:
         agent.wait_for(lambda: agent.records)
@@ -174,13 +174,13 @@ def test_labels_and_another_metadata_service_are_in_force_at_once(agent, imds):
         event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
         agent.wait_for(lambda: event_id in [record["event"]["event_id"] for record in agent.records])
         stop(agent)
-    assert imds.served <= served + 1, "one may have been under way"
+    assert imds.served <= served + 1, "one request may have been in progress"
     by_event = {(record["event"]["event_id"], record["transition"]): record["labels"] for record in agent.records}
     assert by_event["E-1", "scheduled"] == {}
     assert by_event[event_id, "scheduled"] == {"team": "b"}
 
 
-def test_approvals_begin_change_and_end_with_the_configuration(agent):
+def test_reload_adds_changes_and_removes_approval_rules(agent):
     def approved():
         return [each.event_id for each in azure.world.approvals]
 
@@ -214,7 +214,7 @@ def test_approvals_begin_change_and_end_with_the_configuration(agent):
     [("state", "[state]", "[state]\nmax_bytes = 5000000"), ("status", 'listen = ""', 'listen = "127.0.0.1:0"')],
     ids=["state", "status"],
 )
-def test_a_change_that_needs_a_restart_is_said_and_the_rest_is_in_force(agent, imds, key, before, after):
+def test_change_that_requires_a_restart_is_logged_and_the_rest_takes_effect(agent, imds, key, before, after):
     start(agent, imds, STDOUT)
     agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
     agent.config.write_text(agent.config.read_text().replace(before, after))
@@ -229,7 +229,7 @@ def test_a_change_that_needs_a_restart_is_said_and_the_rest_is_in_force(agent, i
     assert "status.listen: listening" not in agent.log
 
 
-# A wrong one.
+# Invalid configurations.
 
 
 def _pipe(path):
@@ -250,13 +250,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-def test_a_wrong_file_changes_nothing_and_each_mistake_is_said_once(agent, imds, one, how):
+def test_invalid_file_changes_nothing_and_logs_each_problem_once(agent, imds, one, how):
     spoil, words = WRONG[how]
     start(agent, imds, webhook("hook", one.address, "timeout_seconds = 7.0"), event("E-1"))
     spoil(agent.config)
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: [line for line in log(agent) if line["level"] == "ERROR"] or count(agent, "was reloaded"))
-    imds.show(document(2, event("E-1", "Started")), polls=8)  # and time for a tick in which it could be said again
+    imds.show(document(2, event("E-1", "Started")), polls=8)  # enough time for a second message
     agent.wait_for(lambda: len(told(one)) == 2)
     _, shown, _ = agent.call("status", "--state-directory", agent.state)
     assert "The agent rejected its file at the last reload" in " ".join(shown.split())
@@ -269,11 +269,11 @@ def test_a_wrong_file_changes_nothing_and_each_mistake_is_said_once(agent, imds,
     assert not count(agent, "was reloaded")
 
 
-# Many.
+# Many reloads.
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is seen in /proc only")
-def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descriptor(agent, imds, one):
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only /proc shows the open descriptors")
+def test_thirty_reloads_lose_no_records_and_leak_no_threads_or_descriptors(agent, imds, one):
     def slowly(_request):
         time.sleep(0.01)
         return Answer()
@@ -295,21 +295,21 @@ def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descri
         imds.body = json.dumps(document(2 + number, event("E-0"), *events)).encode()
         put_in_place(agent, imds.url, sinks(number + 1))
         if number % 10:
-            agent.process.send_signal(signal.SIGHUP)  # those that come during a reload make one more together
+            agent.process.send_signal(signal.SIGHUP)  # All signals during a reload cause one further reload.
         else:
             hang_up(agent)
         imds.wait_for_polls(1)
     agent.wait_for(lambda: len(set(told(one))) == 181, timeout_seconds=60)
     agent.wait_for(lambda: len(agent.records) == 181)
-    hang_up(agent)  # the last one may be under way; with this they have all been done
-    imds.show(document(60, *events))  # all by now
+    hang_up(agent)  # After this reload, no earlier reload is in progress.
+    imds.show(document(60, *events))
     agent.wait_for(lambda: len(set(told(one))) == 182)
     threads, descriptors = before
-    # one at most for each reload that leaks; SQLite keeps a descriptor of the outbox for the next user
+    # SQLite can keep one descriptor of the outbox for its next user.
     agent.wait_for(lambda: open_now()[0] <= threads and open_now()[1] <= descriptors + 1)
     stop(agent)
     assert count(agent, "was reloaded") >= 3
     assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
     sinks = read_status(Source(agent.state)).totals.sinks
     assert {name: row.pending for name, row in sinks.items()} == {"out": 0, "hook": 0}
-    assert len(agent.records) == 182, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"
+    assert len(agent.records) == 182, "a reload does not replace an unchanged sink, so there are no duplicates"

@@ -41,9 +41,9 @@ def run(agent, imds, *documents):
     assert "Traceback" not in agent.log
 
 
-def test_a_live_migration_gives_scheduled_started_completed_with_every_field(agent, imds):
+def test_live_migration_is_recorded_from_scheduled_to_completed(agent, imds):
     imds.identity = (200, b'{"name": "EastNO_0", "vmId": "3A4A-BB", "location": "eastnorway", "zone": ""}')
-    # 2026-04-11 was a Saturday: the weekday is wrong, as it is on Microsoft's own page.
+    # 2026-04-11 was a Saturday. The weekday is also wrong on Microsoft's page.
     scheduled = event(NotBefore="Mon, 11 Apr 2026 22:26:58 GMT")
     run(agent, imds, document(1), document(2, scheduled), document(3, event("Started")), document(4))
     first, second, third = agent.records
@@ -83,7 +83,7 @@ def test_a_live_migration_gives_scheduled_started_completed_with_every_field(age
 
 
 class Hanging:
-    """An answer that does not come before *released*."""
+    """A response that is delayed until *released* is set."""
 
     def __init__(self, released):
         self._released = released
@@ -93,7 +93,7 @@ class Hanging:
         return iter((503, b""))
 
 
-def test_an_eviction_does_not_wait_for_an_instance_endpoint_that_hangs(agent, imds):
+def test_eviction_record_does_not_wait_for_a_hung_instance_endpoint(agent, imds):
     imds.identity = Hanging(imds.released)
     agent.configure(imds.url)
     agent.config.write_text(agent.config.read_text().replace("[imds]", "[imds]\ntimeout_seconds = 60"))
@@ -104,7 +104,7 @@ def test_an_eviction_does_not_wait_for_an_instance_endpoint_that_hangs(agent, im
     agent.wait_for(lambda: agent.records, timeout_seconds=30)
 
 
-def test_an_identity_that_comes_late_is_in_the_records_that_waited_for_it(agent, imds):
+def test_waiting_records_contain_an_identity_that_arrives_late(agent, imds):
     imds.identity = (503, b"")
     agent.configure(imds.url, '[[sinks]]\ntype = "stdout"\nscope = "mine"')
     imds.body = json.dumps(document(2, event(), event(EventId="other", Resources=["EastNO_00"]))).encode()
@@ -118,7 +118,7 @@ def test_an_identity_that_comes_late_is_in_the_records_that_waited_for_it(agent,
     assert (agent.records[0]["vm"]["vm_id"], agent.records[0]["affects_this_vm"]) == ("3A4A-BB", True)
 
 
-def test_a_restart_sends_nothing_again_and_misses_nothing(agent, imds):
+def test_restart_neither_repeats_nor_misses_records(agent, imds):
     run(agent, imds, document(1), document(2, event()))
     imds.body = json.dumps(document(3, event("Started"))).encode()
     agent.start()
@@ -132,7 +132,7 @@ def test_a_restart_sends_nothing_again_and_misses_nothing(agent, imds):
     assert [record["sequence"] for record in agent.records] == [1, 2, 3]
 
 
-def test_an_event_that_is_announced_again_has_another_id_and_another_key(agent, imds):
+def test_event_that_reappears_gets_a_new_record_id_and_transition_key(agent, imds):
     imds.identity = (200, b'{"name": "EastNO_0", "vmId": "3A4A-BB"}')
     announced = event(NotBefore=in_minutes(15))
     run(agent, imds, document(1), document(2, announced), document(3), document(2, announced))
@@ -141,7 +141,7 @@ def test_an_event_that_is_announced_again_has_another_id_and_another_key(agent, 
     assert len({record["transition_key"] for record in agent.records}) == 3
 
 
-def test_a_restart_does_not_wait_150_seconds_for_a_request_that_hangs(agent, imds):
+def test_restart_retries_a_hung_request_after_the_configured_timeout(agent, imds):
     agent.configure(imds.url)
     agent.config.write_text(agent.config.read_text().replace("[imds]", "[imds]\ntimeout_seconds = 1"))
     imds.body = json.dumps(document(1)).encode()
@@ -199,7 +199,7 @@ def answering(body, status=200):
     ],
     ids=lambda answer: answer.__name__,
 )
-def test_an_imds_that_gives_no_good_answer_ends_nothing(agent, imds, answer):
+def test_invalid_imds_responses_end_no_event(agent, imds, answer):
     agent.configure(imds.url)
     agent.config.write_text(agent.config.read_text().replace("[imds]\n", "[imds]\ntimeout_seconds = 0.3\n"))
     imds.body = json.dumps(document(2, event("Started"))).encode()
@@ -217,7 +217,7 @@ def test_an_imds_that_gives_no_good_answer_ends_nothing(agent, imds, answer):
     assert [line for line in log if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")], agent.log
 
 
-def test_a_second_agent_on_the_same_directory_is_exit_73(agent, imds):
+def test_second_agent_on_the_same_state_directory_exits_73(agent, imds):
     agent.configure(imds.url)
     imds.body = json.dumps(document(1)).encode()
     agent.start()
@@ -229,7 +229,7 @@ def test_a_second_agent_on_the_same_directory_is_exit_73(agent, imds):
     imds.wait_for_polls(2)
 
 
-def test_a_state_directory_that_cannot_be_created_is_exit_73(agent, imds):
+def test_uncreatable_state_directory_exits_73(agent, imds):
     (agent.directory / "file").write_text("")
     agent.state = agent.directory / "file" / "state"
     agent.configure(imds.url)
@@ -238,7 +238,7 @@ def test_a_state_directory_that_cannot_be_created_is_exit_73(agent, imds):
     assert str(agent.state) in err
 
 
-def test_five_mistakes_give_five_messages_in_one_go(agent):
+def test_all_five_configuration_mistakes_are_reported_at_once(agent):
     agent.config.write_text(
         """
         [imds]
@@ -268,7 +268,7 @@ def test_five_mistakes_give_five_messages_in_one_go(agent):
             assert any(key in line and value in line and instead in line for line in mistakes), (key, err)
 
 
-def test_events_and_outbox_list_what_the_agent_wrote(agent, imds):
+def test_events_and_outbox_list_the_stored_records(agent, imds):
     run(agent, imds, document(2, event()))
     code, out, _ = agent.call("events", "--config", agent.config, "--json")
     assert code == 0
@@ -279,7 +279,7 @@ def test_events_and_outbox_list_what_the_agent_wrote(agent, imds):
     assert EVENT in out
 
 
-def test_send_test_reaches_the_sinks_and_writes_no_outbox(agent, imds):
+def test_send_test_sends_to_the_sinks_without_creating_an_outbox(agent, imds):
     agent.configure(imds.url)
     code, out, err = agent.call("send-test", "--config", agent.config)
     assert code == 0, err
@@ -290,13 +290,13 @@ def test_send_test_reaches_the_sinks_and_writes_no_outbox(agent, imds):
     assert "nobody" in err
 
 
-def test_wrong_usage_is_exit_2(agent):
+def test_invalid_option_exits_2(agent):
     code, out, err = agent.call("run", "--no-such-option")
     assert (code, out) == (2, "")
     assert "--no-such-option" in err
 
 
-def test_a_command_that_hangs_does_not_outlive_a_stop_and_its_record_stays_owed(agent, imds, tmp_path):
+def test_stop_kills_a_hung_command_and_keeps_its_record_pending(agent, imds, tmp_path):
     started = tmp_path / "started"
     script = f"sleep 600 & echo $! > {started}; wait"
     agent.configure(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from readable_source import readable_source
 
-#: An address for documentation (RFC 5737): it is not this machine, and no server responds there.
+#: A documentation address (RFC 5737). It is not an address of this machine, and no server responds there.
 ELSEWHERE = "http://192.0.2.1"
 SERVICE = "/var/lib/scheduled-events-bridge"
 #: Runs a command next to a service whose agent holds the lock of its state directory.
@@ -34,7 +34,7 @@ if os.environ.get("AS") == "nobody":
     os.environ["HOME"] = "/nowhere"
 bridge.cli.main()
 """
-#: A configuration for another state directory than that of the service.
+#: A configuration with a state directory that differs from the directory of the service.
 CONFIG = """
 [imds]
 endpoint = "{endpoint}"
@@ -58,7 +58,7 @@ def as_a_login(agent, *arguments, user="nobody"):
         env={**env, "AS": user, "PYTHONPATH": readable_source()},
     )  # fmt: skip
     if done.returncode == 99:
-        pytest.skip("mounts cannot be made here")
+        pytest.skip("no mount namespaces")
     return done.returncode, done.stdout, done.stderr
 
 
@@ -73,7 +73,7 @@ def config():
 
 
 @pytest.mark.parametrize("user", ["nobody", "root"])
-def test_run_exits_with_73_next_to_the_agent_of_the_service(agent, config, user):
+def test_run_exits_73_next_to_the_agent_of_the_service(agent, config, user):
     code, out, err = as_a_login(agent, "run", "--config", config, user=user)
     assert (code, out) == (73, ""), err
     assert f"The service's agent already watches this VM, with the state directory {SERVICE}" in err
@@ -81,7 +81,7 @@ def test_run_exits_with_73_next_to_the_agent_of_the_service(agent, config, user)
 
 
 @pytest.mark.parametrize("arguments", [["--allow-second-agent"], []], ids=["with the option", "with a simulator"])
-def test_run_starts_with_the_option_and_with_a_simulator(agent, config, arguments):
+def test_run_starts_next_to_the_service_with_the_option_or_a_simulator(agent, config, arguments):
     endpoint = ELSEWHERE if arguments else "http://127.0.0.1:9"
     # A file in place of the state directory ends the run after the check.
     config.write_text(CONFIG.format(endpoint=endpoint, directory=config / "state"))
@@ -117,7 +117,7 @@ bridge.cli.main()
 """
 
 
-def test_status_recommends_to_start_a_service_that_was_never_started(agent_env):
+def test_status_recommends_starting_a_service_that_never_ran(agent_env):
     if sys.platform == "win32" or os.geteuid() != 0:
         pytest.skip("only root can give a process its own /var/lib")
     env = {name: value for name, value in agent_env.items() if name != "STATE_DIRECTORY"}

@@ -19,7 +19,7 @@ def azure():
 
 
 def print_environment_to(path):
-    """Return a command that writes the environment it got to *path*."""
+    """Return a command that writes its environment to *path*."""
     return json.dumps([sys.executable, "-c", f"import json, os; json.dump(dict(os.environ), open({str(path)!r}, 'w'))"])
 
 
@@ -48,9 +48,11 @@ command = {print_environment_to(directory / "rule.json")}
 """
 
 
-def test_no_program_gets_a_variable_with_a_secret_of_any_table_or_of_the_agents_credentials(agent, azure, tmp_path):
+def test_commands_do_not_get_environment_variables_with_secrets(agent, azure, tmp_path):
     agent.env = agent.env | {name: f"https://secret.invalid/{name}" for name in SECRETS} | {"CLUSTER": "west"}
-    with PortalStub(tmp_path / "portal") as portal:  # on a new database no rule acts before the portal answered once
+    with PortalStub(
+        tmp_path / "portal"
+    ) as portal:  # With a new database, rules wait for the first response of the portal.
         agent.configure(azure.endpoints["vm_0"], configuration(tmp_path, portal))
         agent.start()
         azure.world.add_event(EventSpec(event_type="Reboot"))
@@ -63,7 +65,7 @@ def test_no_program_gets_a_variable_with_a_secret_of_any_table_or_of_the_agents_
         assert "SCHEDULED_EVENT_ID" in got
 
 
-def test_a_secret_that_a_reload_brings_is_kept_from_the_next_command(agent, azure, tmp_path):
+def test_secret_added_by_a_reload_is_hidden_from_the_next_command(agent, azure, tmp_path):
     rule = f"""
 [[approval.rules]]
 name = "drained"

@@ -35,7 +35,7 @@ def told(agent):
 
 
 @pytest.mark.parametrize("how", [_moved, _replaced])
-def test_agent_takes_the_lock_again_and_a_second_run_ends_with_73(agent, imds, how):
+def test_agent_relocks_a_replaced_state_directory_and_a_second_run_exits_73(agent, imds, how):
     start(agent, imds)
     how(agent.state)
     agent.wait_for(lambda: "locked the new directory" in agent.log)

@@ -1,4 +1,4 @@
-"""`status`, `events`, and `outbox` as a person uses them: with a running agent, after its end, and when it hangs."""
+"""`status`, `events`, and `outbox` with a running agent, a stopped agent, and a hung agent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KEYS = {
         *("oldest_pending_seconds", "last_error", "last_error_at", "needs_attention"),
     },
 }
-#: Runs a command as the user nobody, who may not even read the standard library: the imports come first.
+#: Runs a command as the user nobody. The imports come first, because this user might not read the standard library.
 AS_NOBODY = """
 import os, sys, bridge.cli.commands, bridge.cli.status, bridge.cli.outbox, bridge.outbox.outbox
 import encodings.idna, encodings.utf_8_sig, pwd
@@ -63,7 +63,7 @@ def azure():
 
 @pytest.fixture
 def peer():
-    """An endpoint that answers each path with the status in the path."""
+    """An endpoint that responds to each request with the status in the path."""
     with answering(lambda path: (int(path.strip("/")), b"the reason of the endpoint")) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -104,7 +104,7 @@ def is_ready(report):
     return is_saved and report["agent"] is not None and report["agent"]["status"] == "ready"
 
 
-def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):
+def test_status_shows_events_and_sinks_of_a_running_agent(agent, azure):
     agent.configure(azure.endpoint)
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=("vm_1", "vm_0"), duration_seconds=5))
     agent.start()
@@ -139,12 +139,14 @@ def test_a_running_agent_is_shown_with_its_events_and_sinks(agent, azure):
     assert "\x1b" not in text
 
 
-def test_the_stored_state_is_shown_after_a_kill_and_after_a_stop(agent, azure, peer):
+def test_status_shows_the_stored_state_after_a_kill_and_after_a_stop(agent, azure, peer):
     agent.configure(azure.endpoint, webhook("alerts", f"{peer}/503"))
     azure.world.add_event(EventSpec(event_type="Redeploy", resources=("vm_0",)))
     agent.start()
     wait_for_status(agent, is_ready)
-    agent.wait_for(lambda: read_status(Source(agent.state)).last_errors)  # a result is saved a moment later
+    agent.wait_for(
+        lambda: read_status(Source(agent.state)).last_errors
+    )  # The saver stores a result after a short delay.
     agent.kill()
     for starts in (2, 3):
         text = status(agent)
@@ -164,7 +166,7 @@ def test_the_stored_state_is_shown_after_a_kill_and_after_a_stop(agent, azure, p
         assert agent.stop() == 0
 
 
-def test_the_configuration_and_the_version_are_shown(agent, azure):
+def test_status_shows_the_configuration_and_the_version(agent, azure):
     agent.configure(azure.endpoint)
     agent.start()
     report = wait_for_status(agent, is_ready)
@@ -276,7 +278,7 @@ def test_records_of_a_renamed_sink_are_reported_and_moved(agent, azure, peer):
     assert (code, err) == (1, "Unknown sink 'unknown'. Known sinks: old, new, other.\n")
 
 
-def test_sinks_that_the_agent_has_not_loaded_are_not_shown(agent, azure, peer):
+def test_status_hides_sinks_that_the_agent_has_not_loaded(agent, azure, peer):
     agent.configure(azure.endpoint, webhook("loaded", f"{peer}/200"))
     agent.start()
     wait_for_status(agent, is_ready)
@@ -293,7 +295,7 @@ def test_sinks_that_the_agent_has_not_loaded_are_not_shown(agent, azure, peer):
         (EventSpec(event_type="Redeploy"), r"draining .* ago, requested by rule:drain"),
     ],
 )
-def test_an_open_approval_is_shown(agent, azure, spec, shown):
+def test_status_shows_an_approval_in_progress(agent, azure, spec, shown):
     command = json.dumps([sys.executable, "-c", "import time; time.sleep(60)"])
     agent.configure(
         azure.endpoint,
@@ -309,7 +311,7 @@ def test_an_open_approval_is_shown(agent, azure, spec, shown):
     assert re.search(shown, status(agent))
 
 
-def test_an_outbox_that_cannot_be_saved_is_shown_with_the_newest_records(agent, azure):
+def test_status_reports_an_unsaved_outbox_and_shows_the_newest_records(agent, azure):
     agent.configure(azure.endpoint)
     azure.world.add_event(EventSpec(event_type="Freeze"))
     agent.start()
@@ -332,7 +334,7 @@ def test_an_outbox_that_cannot_be_saved_is_shown_with_the_newest_records(agent, 
     wait_for_status(agent, lambda report: report["agent"]["outbox_behind"] is None)
 
 
-def test_a_hung_agent_is_named_by_its_process_id_within_five_seconds(agent, azure):
+def test_status_reports_the_process_id_of_a_hung_agent(agent, azure):
     agent.configure(azure.endpoint, "[approval]\n")
     agent.start()
     wait_for_status(agent, is_ready)
@@ -358,7 +360,7 @@ def public_directory():
 
 
 @needs_root
-def test_another_user_is_refused_and_root_leaves_no_file_of_its_own(agent, azure, public_directory):
+def test_other_users_are_denied_and_root_creates_no_root_owned_files(agent, azure, public_directory):
     agent.state = public_directory / "state"
     agent.configure(azure.endpoint)
     azure.world.add_event(EventSpec(event_type="Freeze"))
@@ -391,7 +393,7 @@ def test_another_user_is_refused_and_root_leaves_no_file_of_its_own(agent, azure
     assert {path.stat().st_uid for path in agent.state.iterdir()} == {54_321}
 
 
-def test_files_next_to_the_outbox_are_shown(agent, azure):
+def test_status_shows_kept_outbox_files_and_the_approvals_switch(agent, azure):
     agent.configure(azure.endpoint)
     agent.start()
     wait_for_status(agent, is_ready)
@@ -404,7 +406,7 @@ def test_files_next_to_the_outbox_are_shown(agent, azure):
     assert status_json(agent)["state"]["approvals_disabled"] is True
 
 
-def test_the_state_directory_is_enough_without_a_valid_configuration(agent, azure):
+def test_state_directory_option_replaces_an_invalid_configuration(agent, azure):
     agent.configure(azure.endpoint)
     agent.start()
     wait_for_status(agent, is_ready)

@@ -1,7 +1,8 @@
-"""A stop with a backlog: what is owed is sent or kept, all of it, and the exit is in time.
+"""A stop with a backlog: each pending record is sent or kept, and the agent exits on time.
 
-What was made is counted against what the peer has and what the outbox keeps. Nothing may be called delivered that the
-peer has not; the one send that a stop cuts may be at the peer and still be owed, and comes again with the same id.
+The tests compare the created records with the records at the peer and in the outbox. The peer has every delivered
+record. A send that the stop interrupts might reach the peer and stay pending. In this case, the agent sends the record
+again with the same ID.
 """
 
 import json
@@ -19,8 +20,8 @@ from bridge.testing.peers import nobody, silent_listener
 from bridge.testing.simulator.imds_api import Answer
 
 GRACE_SECONDS = 1.0
-#: What the agent promises after its grace, and what a busy machine takes on top: less than half of how long hangs what
-#: it must not wait for.
+#: The documented limit after the grace period, plus 6 s for a busy machine. The sum is less than half of the duration
+#: of each hang.
 THEN_SECONDS = 1.0 + 6.0
 EVENTS = 1_000
 SLOW_SECONDS = 0.01
@@ -45,7 +46,7 @@ def slowly(_request):
 
 @pytest.fixture
 def slow():
-    """A peer that takes everything, a hundred records a second at most."""
+    """A peer that accepts at most 100 records per second."""
     with HttpPeer(ids_in=lambda request: [request.headers["webhook-id"]]) as peer:
         peer.reply(slowly)
         yield peer
@@ -53,7 +54,7 @@ def slow():
 
 @pytest.fixture
 def address_of(slow):
-    """Return what gives the address of a peer of some kind."""
+    """Return a function that returns the address of a peer by kind."""
     with ExitStack() as stack:
         kinds = {
             "slow": lambda: slow.address,
@@ -73,7 +74,7 @@ def webhook(name, address, *, timeout=20):
 
 
 def start_with_backlog(agent, imds, *, events):
-    """Start the agent and let it record *events* twice."""
+    """Start the agent, and wait until it has recorded two transitions of each event."""
     imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.start()
@@ -113,18 +114,18 @@ def rows(agent, sink):
     return {state: {each for its_state, each in found if its_state == state} for state, _ in found}
 
 
-def assert_all_there(agent, sinks, *, count):
-    """Nothing is missing: each record is delivered or pending at each sink, and the accounts say the same."""
-    made = {record_id for (record_id,) in query(agent, "SELECT id FROM records")}
-    accounts = read_status(Source(agent.state)).totals.sinks
-    assert len(made) == count
+def assert_complete(agent, sinks, *, count):
+    """Each record is delivered or pending at each sink, and the counters agree."""
+    created = {record_id for (record_id,) in query(agent, "SELECT id FROM records")}
+    counters = read_status(Source(agent.state)).totals.sinks
+    assert len(created) == count
     for sink in sinks:
         by_state = rows(agent, sink)
         delivered, pending = by_state.pop("delivered", set()), by_state.pop("pending", set())
         assert not by_state
-        assert delivered | pending == made
+        assert delivered | pending == created
         assert len(delivered) + len(pending) == count
-        assert (accounts[sink].accepted, accounts[sink].delivered, accounts[sink].pending) == (
+        assert (counters[sink].accepted, counters[sink].delivered, counters[sink].pending) == (
             count,
             len(delivered),
             len(pending),
@@ -138,21 +139,21 @@ def assert_delivered_is_at(peer, agent, sink="slow"):
     assert len(set(received(peer)) - delivered) <= 1
 
 
-def test_a_backlog_of_thousands_is_sent_or_kept(agent, imds, slow, address_of):
+def test_stop_sends_or_keeps_a_backlog_of_thousands(agent, imds, slow, address_of):
     kinds = ["slow", "dead", "silent"]
     configure(agent, imds.url, STDOUT + "".join(webhook(kind, address_of(kind)) for kind in kinds))
     start_with_backlog(agent, imds, events=EVENTS)
     agent.wait_for(lambda: len(slow.received) > 20)
     stop_in_time(agent)
-    assert_all_there(agent, ["stdout", *kinds], count=2 * EVENTS)
+    assert_complete(agent, ["stdout", *kinds], count=2 * EVENTS)
     assert_delivered_is_at(slow, agent)
     assert {record["id"] for record in agent.records} >= rows(agent, "stdout").get("delivered", set())
     [said] = [line for line in map(json.loads, agent.log.splitlines()) if line["message"] == "The agent stopped."]
     owed = {kind: len(rows(agent, kind).get("pending", ())) for kind in ["stdout", *kinds]}
-    assert said["pending"] in (owed, None), "None: the outbox was too busy to say"
+    assert said["pending"] in (owed, None), "None means that the outbox was too busy"
 
 
-def test_the_next_start_sends_what_the_stop_kept_and_at_most_the_cut_send_again(agent, imds, slow):
+def test_next_start_sends_the_kept_backlog_with_at_most_one_duplicate(agent, imds, slow):
     configure(agent, imds.url, webhook("slow", slow.address))
     start_with_backlog(agent, imds, events=200)
     wait_for_more(agent, slow, 20)
@@ -162,46 +163,46 @@ def test_the_next_start_sends_what_the_stop_kept_and_at_most_the_cut_send_again(
     agent.start()
     agent.wait_for(lambda: len(set(received(slow))) == 400)
     stop_in_time(agent)
-    assert_all_there(agent, ["slow"], count=400)
+    assert_complete(agent, ["slow"], count=400)
     assert not rows(agent, "slow").get("pending")
     assert len(received(slow)) <= 401
 
 
-def test_an_interrupt_is_a_stop_and_a_second_signal_neither_hurries_nor_harms_it(agent, imds, slow):
+def test_sigint_stops_the_agent_and_further_signals_have_no_effect(agent, imds, slow):
     configure(agent, imds.url, webhook("slow", slow.address))
     start_with_backlog(agent, imds, events=200)
     agent.process.send_signal(signal.SIGINT)
-    wait_for_more(agent, slow, 5)  # it drains
+    wait_for_more(agent, slow, 5)  # The agent sends the backlog.
     stop_in_time(agent, signal.SIGTERM, signal.SIGINT)
-    assert_all_there(agent, ["slow"], count=400)
+    assert_complete(agent, ["slow"], count=400)
     assert_delivered_is_at(slow, agent)
 
 
-def test_without_grace_the_send_under_way_is_cut_and_everything_is_kept(agent, imds, slow, address_of):
+def test_stop_without_a_grace_period_cancels_the_send_and_keeps_the_backlog(agent, imds, slow, address_of):
     configure(agent, imds.url, webhook("slow", slow.address) + webhook("silent", address_of("silent")), grace=0)
     start_with_backlog(agent, imds, events=200)
     wait_for_more(agent, slow, 5)
     stop_in_time(agent, grace=0)
-    assert_all_there(agent, ["slow", "silent"], count=400)
+    assert_complete(agent, ["slow", "silent"], count=400)
     assert_delivered_is_at(slow, agent)
 
 
-def test_a_stop_while_the_first_call_of_imds_hangs_sends_what_was_owed_before(agent, imds, slow, address_of):
+def test_stop_during_a_hung_first_poll_sends_earlier_pending_records(agent, imds, slow, address_of):
     configure(agent, imds.url, webhook("sink", address_of("dead")))
     start_with_backlog(agent, imds, events=10)
     stop_in_time(agent)
     imds.answer = lambda handler: handler.server.released.wait(30)
-    configure(agent, imds.url, webhook("sink", slow.address), grace=10)  # ample, for what is owed
+    configure(agent, imds.url, webhook("sink", slow.address), grace=10)  # enough time for all pending records
     served = imds.served
     agent.start()
     agent.wait_for(lambda: imds.served > served)
     stop_in_time(agent, grace=10)
-    assert_all_there(agent, ["sink"], count=20)
+    assert_complete(agent, ["sink"], count=20)
     assert_delivered_is_at(slow, agent, "sink")
     assert len(received(slow)) == 20
 
 
-def test_a_stop_during_a_reload_keeps_what_is_owed(agent, imds, slow):
+def test_stop_during_a_reload_keeps_pending_records(agent, imds, slow):
     configure(agent, imds.url, webhook("slow", slow.address))
     start_with_backlog(agent, imds, events=200)
     with silent_listener() as (address, listener):
@@ -210,14 +211,14 @@ def test_a_stop_during_a_reload_keeps_what_is_owed(agent, imds, slow):
         text = agent.config.read_text()
         agent.config.write_text(text.replace("[imds]\n", "[imds]\ntimeout_seconds = 30\n"))
         agent.process.send_signal(signal.SIGHUP)
-        with closing(listener.accept()[0]):  # the reload asks who this VM is, and waits
+        with closing(listener.accept()[0]):  # The reload waits for the identity of this VM.
             stop_in_time(agent)
     assert "was reloaded" not in agent.log
-    assert_all_there(agent, ["slow"], count=400)
+    assert_complete(agent, ["slow"], count=400)
     assert_delivered_is_at(slow, agent)
 
 
-def test_what_a_stop_cannot_write_down_is_seen_again_by_the_next_start(agent, imds, slow):
+def test_records_that_a_stop_cannot_save_are_recreated_by_the_next_start(agent, imds, slow):
     configure(agent, imds.url, webhook("slow", slow.address))
     imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
@@ -234,21 +235,21 @@ def test_what_a_stop_cannot_write_down_is_seen_again_by_the_next_start(agent, im
     agent.start()
     agent.wait_for(lambda: rows(agent, "slow").keys() == {"delivered"})
     stop_in_time(agent)
-    assert_all_there(agent, ["slow"], count=200)
-    assert set(received(slow)) == rows(agent, "slow")["delivered"], "again under the same ids"
+    assert_complete(agent, ["slow"], count=200)
+    assert set(received(slow)) == rows(agent, "slow")["delivered"], "the IDs differ after the restart"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in the file system")
-def test_a_reader_of_standard_output_that_stalls_holds_no_stop_and_gets_all_that_counts_as_delivered(agent, imds):
+def test_stalled_stdout_reader_neither_delays_a_stop_nor_misses_records(agent, imds):
     os.mkfifo(agent.out)
     reader = os.open(agent.out, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         configure(agent, imds.url, STDOUT)
         start_with_backlog(agent, imds, events=200)
-        imds.wait_for_polls(5)  # by then the pipe is full, and the sink hangs
+        imds.wait_for_polls(5)  # The pipe is now full, and the sink hangs.
         stop_in_time(agent)
         lines = pipe.read(1 << 20).split(b"\n")[:-1]
-    assert_all_there(agent, ["stdout"], count=400)
+    assert_complete(agent, ["stdout"], count=400)
     by_state = rows(agent, "stdout")
-    assert by_state["pending"], "a pipe holds 64 KiB, and this is more"
+    assert by_state["pending"], "the backlog is larger than the 64 KiB of a pipe"
     assert by_state.get("delivered", set()) <= {json.loads(line)["id"] for line in lines if line}

@@ -1,4 +1,4 @@
-"""The output of commands on a terminal: lines of its width, and readable colors unless NO_COLOR is set."""
+"""The output of commands on a terminal: lines that fit the width, and readable colors unless NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ urll = "https://hooks.example.net/a"
 
 
 class Terminal:
-    """A terminal, and the output of a command on it."""
+    """A terminal with the output of a command."""
 
     def __init__(self, agent, *arguments, columns=80, rows=24, **env):
         """Start the command with the terminal as standard output and standard error."""
@@ -41,7 +41,7 @@ class Terminal:
         os.close(there)
 
     def read_until(self, is_enough):
-        """Read until *is_enough* of the text, or until the end of the command; return the text."""
+        """Read until *is_enough* accepts the text or the command exits. Return the text."""
         deadline = time.monotonic() + 30
         while not is_enough(self.text):
             assert time.monotonic() < deadline, self.text
@@ -49,7 +49,7 @@ class Terminal:
                 continue
             try:
                 chunk = os.read(self._here, 65_536)
-            except OSError:  # Linux says so when the other end is closed
+            except OSError:  # On Linux, a closed terminal raises EIO.
                 break
             if not chunk:
                 break
@@ -79,7 +79,7 @@ def terminal(agent):
 
 
 @pytest.mark.parametrize("columns", [60, 120])
-def test_mistakes_are_wrapped_between_words(agent, terminal, columns):
+def test_configuration_errors_are_wrapped_between_words(agent, terminal, columns):
     agent.config.write_text(_MISTAKES)
     lines = terminal("check-config", "-c", agent.config, columns=columns).read_until(lambda _: False).splitlines()
     assert max(map(len, lines)) <= columns
@@ -87,7 +87,7 @@ def test_mistakes_are_wrapped_between_words(agent, terminal, columns):
     assert "The host is an address or localhost, and" in " ".join(" ".join(lines).split())
 
 
-def test_mistakes_that_are_piped_are_one_line_each(agent):
+def test_piped_configuration_errors_use_one_line_each(agent):
     agent.config.write_text(_MISTAKES)
     code, out, err = agent.call("check-config", "-c", agent.config)
     assert (code, out, len(err.splitlines())) == (78, "", 4)
@@ -105,7 +105,7 @@ def test_warnings_and_problems_are_readable_on_light_and_dark_backgrounds(agent,
 
 
 @pytest.mark.parametrize(("columns", "no_color"), [(80, None), (80, ""), (120, "1")])
-def test_status_has_colors_unless_no_color_has_a_value_and_fits_the_terminal(agent, terminal, columns, no_color):
+def test_status_respects_no_color_and_the_terminal_width(agent, terminal, columns, no_color):
     with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as azure, nobody() as dead:
         agent.configure(azure.endpoint, f'[[sinks]]\ntype = "webhook"\nurl = "http://{dead.authority}"\n')
         azure.world.add_event(EventSpec(event_type="Terminate", resources=("vm_0", "vm_1"), duration_seconds=5))

@@ -33,7 +33,7 @@ def logged_trace_ids(collector):
     return {request.resource_logs[0].scope_logs[0].log_records[0].trace_id for request in found}
 
 
-def test_retry_crash_before_the_commit_and_restart_give_one_trace(agent, azure, collector):
+def test_retry_crash_and_restart_produce_one_trace(agent, azure, collector):
     endpoint = f'endpoint = "http://{collector.address.authority}"\n'
     sinks = f'[[sinks]]\ntype = "otlp"\nname = "logs"\n{endpoint}'
     sinks += f'[[sinks]]\ntype = "otlp"\nname = "spans"\nsignal = "traces"\n{endpoint}'

@@ -46,9 +46,7 @@ def imported(agent):
     ("transport", "hub", "library"),
     [("https", https_hub, "azure.identity"), ("amqp", amqp_hub, "azure.eventhub.aio._producer_client_async")],
 )
-def test_azure_is_imported_after_the_first_good_poll_and_not_with_the_first_record(
-    agent, tmp_path, transport, hub, library
-):
+def test_azure_libraries_are_imported_after_the_first_good_poll(agent, tmp_path, transport, hub, library):
     ca = PrivateCa(tmp_path / "ca")
     with hub(ca) as (endpoint, sent), Simulator(vms=["vm_0"], rate_limit=False) as azure:
         azure.world.faults.add(Fault(kind="status"))
