@@ -1,4 +1,4 @@
-"""The configurations that the pages show: each is read as the agent reads it, and the drain script works."""
+"""Checks the configurations of the documentation with the agent's parser, and runs the drain script."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _block_of(recipe):
 
 
 def _sinks_of(recipe):
-    """Return name -> settings of each sink in that configuration."""
+    """Return the settings of each sink in this configuration by name."""
     return {sink.name: sink for sink in read(tomllib.loads(_block_of(recipe))).sinks}
 
 
-def test_an_eviction_does_not_wait_behind_a_drain():
+def test_documented_eviction_sink_does_not_wait_for_the_drain_sink():
     sinks = _sinks_of("drain-script")
     prepare, leave = sinks["prepare"].config, sinks["leave"].config
     assert set(leave.event_types) == {"Preempt", "Terminate"}
@@ -46,7 +46,7 @@ def test_an_eviction_does_not_wait_behind_a_drain():
 
 
 @pytest.mark.parametrize("block", _fenced("toml", KEYS))
-def test_configuration_of_the_sinks_page_is_right(block):
+def test_configuration_of_the_sinks_page_is_valid(block):
     for settings in read(tomllib.loads(block)).sinks:
         settings.build().close()
 

@@ -1,8 +1,11 @@
-"""Every fenced block that a page shows is run, loaded or compared by a test; a new one that is not fails here.
+"""Checks that a test runs, loads, or compares every fenced block of the documentation.
 
-How, a block says itself. TOML is a configuration: the real `check-config` must find nothing wrong with it, here. Shell
-commands after `<!-- needs: ... -->` want what no test has: their marks are in the kit `shown_commands`, their words are
-looked up by test_shown_commands.py. Any other block has a mark, and RUN names the test that runs, loads or compares it.
+The type of a block determines its test:
+
+- TOML: a configuration. This module runs `check-config` on it.
+- Shell commands after `<!-- needs: ... -->`: commands that no test can run. The kit `shown_commands` lists their marks,
+  and test_shown_commands.py checks that the commands and options exist.
+- All other blocks: a block with a mark. RUN names the test that runs, loads, or compares the block.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from bridge.approval.signing import generate_key
 from bridge.cli.commands import commands
 
 ROOT = doc_pages.ROOT
-_TRY = "tests/docs/test_try.py::test_newcomer_gets_a_working_webhook_and_sees_what_the_page_shows"
-_APPROVAL = "tests/docs/test_first_approval.py::test_a_newcomer_approves_an_event_and_sees_it_start"
-_FIRST_VM = "tests/docs/test_first_vm.py::test_a_reboot_is_announced_approved_and_told_as_the_page_says"
-_GENERATED = "tests/docs/test_reference.py::test_generated_parts_are_what_the_code_says_now"
-_SINK = "tests/docs/test_sink_readme.py::test_example_sends_by_either_name"
+_TRY = "tests/docs/test_try.py::test_first_webhook_page_produces_the_documented_output"
+_APPROVAL = "tests/docs/test_first_approval.py::test_commands_of_the_first_approval_page_approve_and_start_an_event"
+_FIRST_VM = "tests/docs/test_first_vm.py::test_first_vm_page_matches_an_approved_reboot"
+_GENERATED = "tests/docs/test_reference.py::test_generated_parts_are_up_to_date"
+_SINK = "tests/docs/test_sink_readme.py::test_example_sink_sends_by_class_or_entry_point_name"
 _SECRETS_UNITS = "tests/deploy/test_operate_pages.py::test_systemd_analyze_accepts_the_units_of_the_secrets_page"
 _FIRST_PORTAL = "tests/portal/test_first_portal.py::test_documented_first_portal_approves_an_event_that_then_starts"
 _PORTAL_PAGE = "tests/deploy/test_portal_page.py::test_documented_commands_run_back_up_restore_upgrade_and_roll_back"
-#: Mark of a block -> what runs, loads or compares it.
+#: Mark of a block -> the test that runs, loads, or compares it.
 RUN = {
     "demo-command": "tests/docs/test_readme.py::test_readme_demo_command_works_in_a_fresh_copy",
     "test-command": ".ci/run::step_readme",
@@ -48,7 +51,7 @@ RUN = {
     "first VM: approve": _FIRST_VM,
     "first VM: after": _FIRST_VM,
     "first VM: seen": _FIRST_VM,
-    "approvals: stop": "tests/docs/test_first_vm.py::test_a_file_stops_every_approval_and_status_says_so",
+    "approvals: stop": "tests/docs/test_first_vm.py::test_status_reports_the_file_that_disables_approvals",
     "file: portal.toml": "tests/portal/test_settings.py::test_documented_configurations_are_valid",
     "first portal: install": ".ci/run::step_portal",
     "first portal: enter": _FIRST_PORTAL,
@@ -83,11 +86,9 @@ RUN = {
     "portal service: rotate": _PORTAL_PAGE,
     "portal service: TLS": _PORTAL_PAGE,
     "portal service: audit": _PORTAL_PAGE,
-    "keys: make and use": "tests/docs/test_shown_commands.py::test_a_decision_is_signed_as_the_page_shows",
-    "example: check": "tests/docs/test_protocol.py::test_the_commands_of_the_page_check_the_example",
-    "kql: transformation": (
-        "tests/docs/test_operators.py::test_transformation_is_printed_as_a_data_collection_rule_takes_it"
-    ),
+    "keys: make and use": "tests/docs/test_shown_commands.py::test_documented_commands_sign_a_decision",
+    "example: check": "tests/docs/test_protocol.py::test_documented_openssl_commands_verify_the_example",
+    "kql: transformation": ("tests/docs/test_operators.py::test_documented_command_prints_the_transformation_as_json"),
     "kql: look": "tests/deploy/test_kql.py::test_documented_workspace_query_is_valid",
     **dict.fromkeys(
         [f"windows: {what}" for what in ("unpack", "install", "configure", "look", "event log", "remove")],
@@ -101,7 +102,7 @@ RUN = {
     "file: test_acme_pager.py": "tests/docs/test_sink_readme.py::test_example_passes_the_contract_suite",
     "generated: record": _GENERATED,
     "generated: record short": _GENERATED,
-    "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
+    "alertmanager: route": "tests/interop/test_alertmanager.py::test_documented_route_sends_info_to_another_receiver",
     "nginx": "tests/e2e/test_load_balancers.py::test_nginx_returns_503_during_an_event_and_200_during_an_agent_upgrade",
     "haproxy": "tests/e2e/test_load_balancers.py::"
     "test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals",
@@ -111,7 +112,7 @@ RUN = {
     "file: rings.json": "tests/deploy/test_fleet.py::test_documented_rings_assign_each_vm",
     "ansible: rollout": "tests/deploy/test_ansible.py::test_rollout_stops_at_the_failed_ring_and_rolls_back",
     "ansible: remove": "tests/deploy/test_ansible.py::test_removal_handles_machines_with_and_without_the_agent",
-    "file: fetch-secrets": "tests/docs/test_secrets.py::test_secrets_come_from_the_vault_as_the_agent_wants_them",
+    "file: fetch-secrets": "tests/docs/test_secrets.py::test_documented_program_writes_vault_secrets_for_the_agent",
     "unit: fetch-secrets.service": _SECRETS_UNITS,
     "unit: fetch-secrets.timer": _SECRETS_UNITS,
     "terraform: module": "tests/deploy/test_terraform.py::test_documented_example_passes_the_variables_of_the_module",
@@ -124,8 +125,8 @@ PAGES = [
 ]
 
 
-def _is_judged(page, block):
-    """Return whether the block is judged here: of the folders of the code, what a person copies."""
+def _is_checked(page, block):
+    """Return whether the block needs a test. Pages outside docs/ only need tests for shell commands and TOML."""
     return page.startswith("docs/") or page == "README.md" or block.language in {"sh", "toml"}
 
 
@@ -133,12 +134,12 @@ BLOCKS = [
     pytest.param(page, block, id=f"{page}:{block.mark or block.text.splitlines()[0]}")
     for page in PAGES
     for block in doc_pages.blocks(doc_pages.page(page))
-    if _is_judged(page, block)
+    if _is_checked(page, block)
 ]
 CONFIGURATIONS = [each for each in BLOCKS if each.values[1].language == "toml" and each.values[1].mark not in RUN]
 
 
-def test_each_block_has_a_test_or_says_what_it_needs():
+def test_each_block_has_a_test_or_a_list_of_requirements():
     for page, block in (each.values for each in BLOCKS if each.values[1].language != "toml"):
         marks = RUN.keys() | NEEDED if block.language == "sh" else RUN.keys()
         assert block.mark in marks, f"{page}: give this block a mark, and a test that runs it:\n{block.text}"
@@ -150,7 +151,7 @@ def test_each_test_of_a_block_exists():
             assert re.search(rf"^(?:def )?{name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), name
 
 
-def test_every_mark_is_that_of_a_block():
+def test_every_listed_mark_exists_on_a_page():
     marks = {block.mark for page in PAGES for block in doc_pages.blocks(doc_pages.page(page))}
     there = {mark for mark in RUN if (ROOT / RUN[mark].partition("::")[0]).exists()}
     assert there <= marks
@@ -159,7 +160,7 @@ def test_every_mark_is_that_of_a_block():
 
 # ---- configurations -------------------------------------------------------------------------------------------------
 
-#: What a heading of the reference, which is the name of a table alone, needs beside it.
+#: Required keys of the tables that the reference shows only by name.
 COMPLETED = {
     "[telemetry]": 'otlp_endpoint = "http://127.0.0.1:4318"',
     "[[approval.rules]]": 'name = "a"\naction = "hold"',
@@ -186,8 +187,8 @@ token_file = "/etc/scheduled-events-bridge/token"
     "file": 'path = "/var/log/scheduled-events-bridge/records.jsonl"',
     "webhook": 'url = "https://hooks.example.net"',
 }
-#: What the files and variables hold that a configuration names, by the end of the key; others hold a word.
-HELD = {
+#: Contents of the files and variables that a configuration names, by the name of the key. The default is a plain word.
+CONTENTS = {
     "url": "https://hooks.example.net/1",
     "urls": "json://hooks.example.net/1",
     "headers": "Authorization: Basic dXNlcjpwYXNz",
@@ -196,40 +197,40 @@ HELD = {
 }
 
 
-#: Warnings that a block is meant to cause.
-MEANT = {"file: agent.toml": 'scope = "all"'}  # the portal wants to hear of each event from every VM
+#: Expected warnings of a block.
+EXPECTED_WARNINGS = {"file: agent.toml": 'scope = "all"'}  # The portal needs the records of each event from every VM.
 
 
 def completed(text):
-    """Return the configuration *text*; a table that is only named gets the keys that it must have."""
+    """Return the configuration *text* with the required keys of tables without keys."""
     named = text.strip()
     kind = re.fullmatch(r'\[\[sinks\]\]\ntype = "(\w+)"', named)
-    beside = '[[sinks]]\ntype = "stdout"' if 'speak = "first"' in text else ""  # as the recipe's page says
-    return f"{text}\n{COMPLETED.get(kind[1] if kind else named, '')}\n{beside}\n"
+    other_sink = '[[sinks]]\ntype = "stdout"' if 'speak = "first"' in text else ""  # required by the recipe
+    return f"{text}\n{COMPLETED.get(kind[1] if kind else named, '')}\n{other_sink}\n"
 
 
 def uncommented(text):
-    """Return *text* with the keys that it shows as comments, but for one that is "# or" another."""
+    """Return *text* with its commented keys, except for alternatives after "# or"."""
     return re.sub(r"^(# or\b.*\n# .*\n)|^# (?=\w+ = )", r"\1", text, flags=re.MULTILINE)
 
 
 @pytest.fixture
 def checked(tmp_path, monkeypatch):
-    """Return a function that has `check-config` judge a text on a machine that has all that the text names."""
+    """Return a function that runs `check-config` on a text, with all files and variables that the text names."""
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     tmp_path.chmod(0o755)
 
     def fill(found):
         key, kind, value = found.groups()
-        held = HELD.get(key, "0123456789")
+        content = CONTENTS.get(key, "0123456789")
         if kind == "env":
-            monkeypatch.setenv(value, held)
+            monkeypatch.setenv(value, content)
         elif key == "public_key":
             private = Path(value).with_suffix("")
             if not private.exists():
                 generate_key(private).public_key_file.rename(value)
         else:
-            Path(value).write_text(held)
+            Path(value).write_text(content)
             Path(value).chmod(stat.S_IRUSR | stat.S_IWUSR)
         return found[0]
 
@@ -239,7 +240,7 @@ def checked(tmp_path, monkeypatch):
         text = text.replace("C:\\ProgramData\\scheduled-events-bridge\\", f"{tmp_path}/")
         text = text.replace("scheduled-events-bridge.service/", "")
         text = text.replace("/opt/scheduled-events-bridge/drain.py", str(ROOT / "deploy" / "kubernetes" / "drain.py"))
-        text = re.sub(r"\b(NAMESPACE|INSTANCE|RULE|REGION|dcr-ID)\b", "mine", text)  # what the reader replaces
+        text = re.sub(r"\b(NAMESPACE|INSTANCE|RULE|REGION|dcr-ID)\b", "mine", text)  # placeholders for the reader
         program = tmp_path / "on-scheduled-event"
         program.write_text("#!/bin/sh\n")
         program.chmod(stat.S_IRWXU)
@@ -252,18 +253,18 @@ def checked(tmp_path, monkeypatch):
     return check
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the paths of the pages are those of Linux")
-@pytest.mark.parametrize("seen", [completed, uncommented], ids=["as it is", "with what is a comment"])
+@pytest.mark.skipif(sys.platform == "win32", reason="the pages show Linux paths")
+@pytest.mark.parametrize("seen", [completed, uncommented], ids=["unchanged", "uncommented"])
 @pytest.mark.parametrize(("page", "block"), CONFIGURATIONS)
-def test_configuration_is_valid_in_both_variants(page, block, seen, checked):
+def test_configuration_block_is_valid(page, block, seen, checked):
     if 'type = "eventlog"' in block.text:
         pytest.skip("needs Windows")
     if 'type = "apprise"' in block.text and find_spec("apprise") is None:
         pytest.skip("the extra [apprise] is not installed")
     if seen is uncommented and uncommented(block.text) == block.text:
-        pytest.skip("no key of it is a comment")
+        pytest.skip("no commented keys")
     done = checked(seen(block.text))
     said = getattr(done.exception, "mistakes", done.exception)
     assert (said, done.return_value) == (None, 0), done.output
     warnings = [line for line in done.output.splitlines() if line.startswith("Warning: ") and "root" not in line]
-    assert [line for line in warnings if MEANT.get(block.mark, "none") not in line] == [], page
+    assert [line for line in warnings if EXPECTED_WARNINGS.get(block.mark, "none") not in line] == [], page

@@ -1,6 +1,6 @@
-"""The figures on the two long pages and in the unit that are the code's own.
+"""Compares the figures in the documentation and in the systemd unit with the defaults in the code.
 
-A default that changes leaves an old figure behind, which breaks no link and no table.
+No other test fails if a default changes and the documentation keeps the old figure.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ def _default(struct, name):
         pytest.param(BOOK, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
     ],
 )
-def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):
+def test_documented_figure_matches_the_code(page, quoted, value):
     found = re.findall(quoted, page)
     assert found
     assert {float(figure) for figure in found} == {value}
 
 
 @pytest.mark.parametrize("path", sorted(FIGURES.glob("*.json")), ids=lambda path: path.stem)
-def test_chart_shows_the_date_and_the_machine_of_its_rows_and_is_on_the_page(path):
+def test_chart_is_on_the_page_with_the_date_and_machine_of_each_row(path):
     shown = plot(path).svg("light")
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         assert {row["date"], row["machine"]} <= set(re.findall(r"\d{4}-\d\d-\d\d|(?<=: )\d+ cores[^<]*", shown))
     assert f"plot-{path.stem}-light.svg" in doc_pages.page("docs/operate/figures.md")
 
 
-def test_systemd_waits_longer_than_the_agent_takes_to_stop_and_less_than_a_person_would():
+def test_systemd_stop_timeout_exceeds_the_agents_grace_period():
     [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     assert DEFAULTS.stop_grace_seconds + 1 < float(seconds) < 90  # systemd's own default
 
 
-def test_watchdog_leaves_the_agent_the_slack_that_healthz_does():
-    """A poll that is late shows in /healthz before systemd ends the agent for it."""
+def test_watchdog_timeout_exceeds_the_slack_of_healthz():
+    """/healthz reports a late poll before systemd kills the agent."""
     [seconds] = re.findall(r"^WatchdogSec=(\d+)$", UNIT, re.MULTILINE)
     assert float(seconds) > threads.SLACK_SECONDS + DEFAULTS.imds.timeout_seconds + DEFAULTS.imds.poll_interval_seconds

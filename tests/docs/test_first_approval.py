@@ -1,4 +1,4 @@
-"""The first approval, as its page has it: its file, its commands in order, and that Azure is told."""
+"""Runs the page "First approval": the file, the commands in order, and the approval at Azure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def desk(tmp_path, agent_env):
         elsewhere = {
             "/tmp/bridge-approval": str(tmp_path / "approval"),
             "127.0.0.1:8169": f"127.0.0.1:{simulator}",
-            # What the page leaves at its default has to be said here.
+            # The page uses the default addresses.
             "simulate quiet": f"simulate quiet --listen 127.0.0.1:{simulator}",
             "[approval]": f'[status]\nlisten = "127.0.0.1:{status}"\n\n[approval]',
         }
@@ -34,12 +34,12 @@ def desk(tmp_path, agent_env):
         desk.leave()
 
 
-def test_a_newcomer_approves_an_event_and_sees_it_start(desk):
+def test_commands_of_the_first_approval_page_approve_and_start_an_event(desk):
     enter = desk.text("approval: enter")
     desk.do(enter)
     (desk.home / "approval" / "approval.toml").write_text(desk.text("file: approval.toml"))
     desk.begin(enter + desk.text("approval: run"))
-    desk.wait_for("control: http")  # of the simulator, which may be up later than the agent
+    desk.wait_for("control: http")  # The simulator may start after the agent.
     desk.wait_for("is running")
     desk.do(enter + desk.text("approval: announce"))
     desk.wait_for(" scheduled: Reboot")

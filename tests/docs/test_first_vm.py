@@ -1,4 +1,4 @@
-"""The first VM in Azure, as its page has it, with the simulator in Azure's place; and what stops approvals there."""
+"""Runs the pages "First VM" and "Emergency" with the simulator in place of Azure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def azure():
 
 @pytest.fixture
 def vm(tmp_path, agent_env, azure):
-    """Return a function that gives the desk of a page: the installed agent runs, with the configuration of first-vm."""
+    """Return a function that opens the desk of a page, with a running agent and the configuration of first-vm."""
     state, config = tmp_path / "state", tmp_path / "config.toml"
     environment = {
         **agent_env,
@@ -54,7 +54,7 @@ def vm(tmp_path, agent_env, azure):
         yield sit
 
 
-def test_a_reboot_is_announced_approved_and_told_as_the_page_says(vm, azure):
+def test_first_vm_page_matches_an_approved_reboot(vm, azure):
     desk = vm("docs/start/first-vm.md")
     said = desk.do(desk.text("first VM: look"))
     assert "The agent is running and ready." in said
@@ -68,18 +68,18 @@ def test_a_reboot_is_announced_approved_and_told_as_the_page_says(vm, azure):
     azure.world.complete(event_id)
     desk.wait_for(" completed: Reboot")
     shown = desk.show(desk.text("first VM: after"))
-    # On a VM the agent was away while the machine rebooted; here it saw the end.
+    # On a VM, the agent restarts with the machine. In this test, it observes the end of the event.
     assert like(shown) == like(desk.text("first VM: seen").replace("inferred", "observed"))
 
 
 def like(text):
-    """Return the lines of *text* with the same time, EventId and VM everywhere."""
+    """Return the lines of *text* with placeholders for times, EventIds, and VM names."""
     for pattern, word in ((r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "TIME"), (r"[0-9A-F]{8}(-[0-9A-F]{4,12}){4}", "ID")):
         text = re.sub(pattern, word, text)
     return [line.rstrip() for line in re.sub(r"(?<=ID  )(simulated-vm|VM)", "VM", text).splitlines()]
 
 
-def test_a_file_stops_every_approval_and_status_says_so(vm):
+def test_status_reports_the_file_that_disables_approvals(vm):
     desk = vm("docs/operate/emergency.md")
     touch, status, remove = desk.text("approvals: stop").splitlines()
     before = desk.do(status)

@@ -1,4 +1,4 @@
-"""The pages "Health and metrics" and "The simulator": every metric, label, word and path, and no other."""
+"""Compares the pages "Health and metrics" and "The simulator" with the metrics, labels, and requests of the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bridge.testing.simulator.world import World
 ROOT = doc_pages.ROOT
 README = doc_pages.book()
 HEALTH = doc_pages.section(README, "Health and metrics")
-#: The files in which something is named by its metric.
+#: Files that can contain names of metrics.
 USERS = sorted(
     path
     for directory in ("deploy", "docs", "README.md", "sinks/README.md")
@@ -34,7 +34,7 @@ def _quoted(cell):
 
 
 def _documented():
-    """Return name -> its labels, as the table has them."""
+    """Return the documented labels by the name of the metric."""
     rows = doc_pages.table(HEALTH, "metric")
     names = [name for cell, *_ in rows for name in _quoted(cell)]
     assert len(names) == len(set(names)), "a metric is documented twice"
@@ -42,7 +42,7 @@ def _documented():
 
 
 def _exported():
-    """Return the families that an agent exports to which everything has happened once."""
+    """Return the exported families after one call of each kind."""
     metrics = Metrics()
     metrics.polled("ok", duration_seconds=0.1)
     metrics.good_poll(1_700_000_000.0, Document(incarnation=1, events=(sample_event(),)))
@@ -66,21 +66,21 @@ def _labels(family: Metric):
     return {label for sample in family.samples for label in sample.labels} - {"le"}
 
 
-def test_every_metric_is_documented_and_no_other():
+def test_documented_metrics_match_the_exported_metrics():
     exported = {_name(family) for family in _exported()}
     own = {name.removeprefix(PREFIX) for name in exported if name.startswith(PREFIX)}
     others = {name.partition("_")[0] + "_*" for name in exported if not name.startswith(PREFIX)}
     assert set(_documented()) == own | others
 
 
-def test_every_metric_is_documented_with_its_labels():
+def test_documented_metric_labels_match_the_exported_labels():
     exported = {_name(family).removeprefix(PREFIX): _labels(family) for family in _exported()}
     assert {name: labels for name, labels in _documented().items() if not name.endswith("*")} == {
         name: labels for name, labels in exported.items() if not name.startswith("process_")
     }
 
 
-#: The variables of the Ansible role begin with its name, which is how those of the metrics begin too.
+#: The variables of the Ansible role have the same prefix as the metrics.
 VARIABLES = {
     name
     for path in (ROOT / "deploy/ansible").rglob("*.yml")
@@ -88,7 +88,7 @@ VARIABLES = {
 }
 
 
-def test_every_metric_that_a_file_names_exists():
+def test_every_metric_named_in_a_file_exists():
     known = {sample.name for family in _exported() for sample in family.samples}
     known |= {_name(family) for family in _exported()}
     for path in USERS:
@@ -96,17 +96,17 @@ def test_every_metric_that_a_file_names_exists():
         assert named - known - VARIABLES == set(), path
 
 
-def test_every_result_of_a_poll_is_documented():
+def test_documented_poll_results_match_the_code():
     [row] = [row for row in doc_pages.table(HEALTH, "metric") if "polls_total" in row[0]]
     assert set(_quoted(row[2])) == {result.value for result in PollResult} | {"status_NNN"}
 
 
-def test_every_reason_of_a_retry_is_documented_and_no_other():
+def test_documented_retry_reasons_match_the_code():
     documented = {_quoted(cell)[0] for cell, _ in doc_pages.table(HEALTH, "reason")}
     assert documented == {reason.value for reason in RetryReason} | {"status_NNN", "other"}
 
 
-def test_every_request_to_the_simulator_is_documented_and_no_other():
+def test_documented_simulator_requests_match_the_code():
     control = Control(World(("vm",)), machines=list, requests=(), certificates=dict)
     known = {f"{method} /control/{path}".rstrip("/") for method, path in control._routes}
     rows = doc_pages.table(doc_pages.section(README, "The simulator"), "request")

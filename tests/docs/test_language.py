@@ -1,4 +1,4 @@
-"""The checks of docs/language.py, and the repository's own texts."""
+"""The checks of docs/language.py, and their findings in this repository."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_picture_without_alternative_text_is_found():
     assert list(language.pictures_without_text(page)) == [1, 3, 4]
 
 
-def test_docstrings_and_messages_of_a_program_are_read():
+def test_docstrings_and_messages_of_a_program_are_checked():
     source = '"""A module."""\nclass A:\n    """A class."""\n\nraise ValueError(f"a message {1}")\nname = "key"\n'
     assert list(language.texts(source)) == [
         (1, "A module.", True),

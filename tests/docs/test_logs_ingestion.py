@@ -1,6 +1,6 @@
-"""The recipe for Log Analytics: its rows hold the records whole, and its check writes nothing.
+"""The rows of the Log Analytics recipe contain complete records.
 
-That the Logs Ingestion API takes what it sends is in test_recipes.py, with the others.
+test_recipes.py tests that the Logs Ingestion API accepts the requests of the recipe.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECORDS = [
 
 @pytest.fixture
 def rule(monkeypatch):
-    """The ingestion endpoint; it keeps the rows that it took."""
+    """The ingestion endpoint, which stores the accepted rows."""
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
         monkeypatch.delenv(name, raising=False)
     with Simulator("quiet", listen="127.0.0.1:0") as simulator, HttpPeer() as peer:
@@ -63,7 +63,7 @@ def sink_of(rule, **keys):
     return read({"sinks": [{**TABLE, "url": url, **keys}]}).sinks[0].build()
 
 
-def test_rows_of_the_recipe_are_taken_and_hold_the_records_whole(rule):
+def test_log_analytics_accepts_rows_with_complete_records(rule):
     pytest.importorskip("jinja2")
     sink = sink_of(rule)
     for record in RECORDS:

@@ -1,4 +1,4 @@
-"""docs/operate, the pages of whoever runs a fleet: a section for each alert, true figures, and nothing left out."""
+"""The pages for fleet operators in docs/operate: the runbook, the configurations, the sizing, and the commands."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ RUNBOOK = doc_pages.section(PAGE, "Runbook")
 RULES = "".join(
     (DEPLOY / path / "rules.yml").read_text(encoding="utf-8") for path in ("prometheus", "portal/prometheus")
 )
-#: YAML is read by no library of ours: what is wanted stands on lines of one form.
+#: No dependency parses YAML, but the names of the alerts are on lines of one form.
 ALERTS = re.findall(r"^ +- alert: (\w+)$", RULES, re.MULTILINE)
 
 
-def test_every_alert_has_a_section_of_the_runbook_and_no_other():
+def test_runbook_sections_match_the_alerts():
     assert ALERTS
     assert doc_pages.headings(RUNBOOK, 3) == ALERTS
 
 
-def test_every_alert_that_a_page_names_exists():
+def test_every_alert_named_on_a_page_exists():
     for name in doc_pages.pages():
         named = set(
             re.findall(r"\b(?:ScheduledEvents(?:Bridge|Portal)[A-Z]|AzureScheduledEvent[A-Z])\w+", doc_pages.page(name))
@@ -46,8 +46,10 @@ def test_every_alert_that_a_page_names_exists():
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.toml")), ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_every_configuration_is_accepted(path):
-    text = path.read_text(encoding="utf-8").replace("{{HOST}}", "fleet.servicebus.windows.net")  # Bicep fills it in
+def test_every_configuration_in_deploy_is_valid(path):
+    text = path.read_text(encoding="utf-8").replace(
+        "{{HOST}}", "fleet.servicebus.windows.net"
+    )  # Bicep replaces the placeholder.
     if path.name == "portal.toml":
         assert portal_settings.load(path).agents.attested
         return
@@ -55,7 +57,7 @@ def test_every_configuration_is_accepted(path):
 
 
 @pytest.mark.parametrize(("vms", "kilobytes"), [(1, 1.8), (100, 3.7)])
-def test_size_of_a_record_is_what_the_page_computes_with(vms, kilobytes):
+def test_documented_record_size_matches_real_records(vms, kilobytes):
     names = tuple(f"payments-vmss_{number}" for number in range(vms))
     vm = msgspec.structs.replace(VM, scale_set="payments-vmss", zone="1", tags={"team": "payments", "env": "prod"})
     size = len(cloud_event_bytes(sample_record(event=sample_event(resources=names), vm=vm)))
@@ -68,7 +70,7 @@ WORKSPACE_PAGE = doc_pages.page("docs/howto/log-analytics.md")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
-def test_transformation_is_printed_as_a_data_collection_rule_takes_it():
+def test_documented_command_prints_the_transformation_as_json():
     script = doc_pages.marked(WORKSPACE_PAGE, "kql: transformation")
     done = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The documentation as a whole: a short front page, and a navigation that names every page."""
+"""The structure of the documentation: a short front page, and a navigation with every page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_changelog_of_the_first_release_is_short():
     assert len(doc_pages.page("CHANGELOG.md").splitlines()) <= 40
 
 
-def test_navigation_of_the_site_names_every_page():
+def test_site_navigation_contains_every_page():
     text = (DOCS / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
     named = set(re.findall(r"[\w/-]+\.md", text))
     assert named == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
 
 
-def test_index_leads_to_every_page():
+def test_index_links_to_every_page():
     index = (DOCS / "README.md").read_text(encoding="utf-8") + (DOCS / "howto" / "README.md").read_text(
         encoding="utf-8"
     )
@@ -34,6 +34,6 @@ def test_index_leads_to_every_page():
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
-def test_page_begins_with_its_one_title(path):
+def test_page_begins_with_its_only_title(path):
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"^# .+$", text, re.MULTILINE) == [text.splitlines()[0]]

@@ -1,4 +1,4 @@
-"""PROTOCOL.md: its worked example is what the code computes, and it leaves out no reason, claim or limit."""
+"""Compares PROTOCOL.md with the code: the worked example, and all reasons, claims, and limits."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _noon(seconds=0):
     return datetime.fromtimestamp(json.loads(EXAMPLES["payload"])["iat"] + seconds, tz=timezone.utc)
 
 
-def test_the_digest_of_the_example_is_what_the_code_computes():
+def test_example_digest_matches_the_code():
     assert canonical_json(_event()).decode() == EXAMPLES["canonical"]
     assert digest(_event()) == EXAMPLES["digest"] == json.loads(EXAMPLES["payload"])["event_digest"]
 
 
-def test_the_token_of_the_example_is_what_the_code_signs(tmp_path):
+def test_example_token_matches_the_code(tmp_path):
     (tmp_path / "private.pem").write_text(EXAMPLES["private"])
     (tmp_path / "private.pem").chmod(0o600)
     said = json.loads(EXAMPLES["payload"])
@@ -84,7 +84,7 @@ def test_the_token_of_the_example_is_what_the_code_signs(tmp_path):
     assert make.unb64(payload).decode() == EXAMPLES["payload"]
 
 
-def test_a_vm_accepts_the_example_with_the_key_of_the_page(tmp_path):
+def test_vm_accepts_the_example_token_with_the_documented_key(tmp_path):
     (tmp_path / "public.pem").write_text(EXAMPLES["public"])
     key = TrustedKey(kid="ops-2026", approver="portal", public_key_file=tmp_path / "public.pem")
     decision = verify(
@@ -103,7 +103,7 @@ def test_a_vm_accepts_the_example_with_the_key_of_the_page(tmp_path):
 @pytest.mark.skipif(
     not all(map(shutil.which, ("openssl", "sha256sum", "base64"))), reason="needs OpenSSL and coreutils"
 )
-def test_the_commands_of_the_page_check_the_example(tmp_path):
+def test_documented_openssl_commands_verify_the_example(tmp_path):
     (tmp_path / "canonical").write_text(EXAMPLES["canonical"])
     (tmp_path / "token").write_text(EXAMPLES["token"] + "\n")
     (tmp_path / "public.pem").write_text(EXAMPLES["public"] + "\n")
@@ -115,30 +115,30 @@ def test_the_commands_of_the_page_check_the_example(tmp_path):
     assert "Signature Verified Successfully" in run.stdout, run.stderr
 
 
-def test_every_reason_is_explained_in_the_order_in_which_it_is_found():
+def test_refusal_reasons_are_documented_in_the_order_of_the_checks():
     rows = [row for row in _table(10) if row[0].startswith("`")]
 
     assert [row[0].strip("`") for row in rows] == [reason.value for reason in RefusalReason]
     assert [row[1] for row in rows] == ["before the signature"] * 7 + ["after it"] * (len(rows) - 7)
 
 
-def test_every_claim_that_is_signed_is_in_the_table():
+def test_documented_claims_match_the_signed_claims():
     listed = {row[0].strip("`") for row in _table(5) if row[0].startswith("`")}
 
     assert listed == {*json.loads(EXAMPLES["payload"]), "nbf", *json.loads(EXAMPLES["header"])}
 
 
-def test_the_record_of_the_page_is_one_with_the_event_of_the_example():
+def test_example_record_is_valid_and_contains_the_example_event():
     record = decode_record(EXAMPLES["record"])
 
-    assert json.loads(encode(record)) == json.loads(EXAMPLES["record"]), "every member, and no other"
+    assert json.loads(encode(record)) == json.loads(EXAMPLES["record"]), "the members differ"
     assert list(json.loads(EXAMPLES["record"])) == list(record.__struct_fields__)
     assert json.loads(EXAMPLES["event"]).items() <= json.loads(EXAMPLES["record"])["event"].items()
     assert record.vm.vm_id == json.loads(EXAMPLES["payload"])["aud"]
     assert digest(record.event) == EXAMPLES["digest"]
 
 
-def test_the_limits_of_an_answer_are_those_of_the_code():
+def test_documented_response_limits_match_the_code():
     text = " ".join(_section(3).split())
 
     assert MAX_ANSWER_BYTES - 2 * token_module.MAX_TOKEN_CHARACTERS == 1_032_192
@@ -147,7 +147,7 @@ def test_the_limits_of_an_answer_are_those_of_the_code():
     assert f"not a string of 1 to {MAX_EPOCH_CHARACTERS} characters" in _section(4)
 
 
-def test_the_limits_are_those_of_the_code():
+def test_documented_token_limits_match_the_code():
     text = _section(5)
 
     assert f"{token_module.MAX_HEADER_CHARACTERS} characters in base64url" in text
@@ -162,14 +162,14 @@ def test_the_limits_are_those_of_the_code():
     assert f"from 0 to {token_module._LAST_SECOND}" in text
 
 
-def test_every_reason_for_which_a_document_counts_for_no_vm_is_explained_in_its_order():
+def test_document_refusal_reasons_are_documented_in_the_order_of_the_checks():
     rows = [row for row in _table(2) if row[0].strip("`") in {each.value for each in DocumentRefusal}]
 
     assert [row[0].strip("`") for row in rows] == [each.value for each in DocumentRefusal]
     assert [row[1] == "409" for row in rows] == [each.is_stale for each in DocumentRefusal]
 
 
-def test_the_limits_of_attested_tokens_are_those_of_the_code():
+def test_documented_limits_of_attested_tokens_match_the_code():
     text = " ".join(_section(2).split())
     limits = {kind: msgspec.inspect.type_info(kind) for kind in (access_tokens.Challenge, access_tokens.TokenAnswer)}
     nonce, _ = limits[access_tokens.Challenge].fields

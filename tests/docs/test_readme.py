@@ -1,4 +1,4 @@
-"""The README's two commands, every link inside the repository, and the names at its top level."""
+"""The two commands of the README, and the links inside the repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ELSEWHERE = re.compile(r"^[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 def _git_files():
-    """Return the files that git knows, or skip: an unpacked sdist has no history."""
+    """Return the tracked files. Skip the test in an unpacked sdist, which has no git repository."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -53,7 +53,7 @@ def _anchors(text):
 
 
 def _dead_links(name):
-    """Return the targets in the Markdown file *name* that lead nowhere within the repository."""
+    """Yield the link targets of the Markdown file *name* that do not exist in the repository."""
     page = ROOT / name
     text = page.read_text(encoding="utf-8")
     prose = _CODE.sub("", _FENCED.sub("", text))
@@ -67,13 +67,13 @@ def _dead_links(name):
 
 
 @pytest.mark.parametrize("marker", ["demo-command", "test-command"])
-def test_readme_command_is_a_single_line_that_makes_its_own_venv(marker):
+def test_readme_command_is_one_line_that_creates_a_venv(marker):
     lines = _command(marker)
     assert len(lines) == 1, lines
     assert lines[0].startswith("python3 -m venv .venv && .venv/bin/pip install --quiet ")
 
 
-def test_no_link_inside_the_repository_is_dead():
+def test_links_inside_the_repository_are_valid():
     names = {*doc_pages.pages(), *(name for name in _git_files() if name.endswith(".md"))}
     dead = {name: list(_dead_links(name)) for name in sorted(names)}
     assert {name: targets for name, targets in dead.items() if targets} == {}
@@ -92,7 +92,7 @@ def test_readme_demo_command_works_in_a_fresh_copy(agent_env, tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,  # what a new user is promised: records on the screen within two minutes of the checkout
+        timeout=120,  # The README promises records within two minutes.
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The recipes that `init` writes: each is read as the agent reads it, and what it sends is taken by a strict stub."""
+"""Checks the recipes of `init` with the agent's parser, and sends records to a strict stub of each service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECRETS = {
     "servicenow-headers": "Authorization: Basic dXNlcjpwYXNz",
     "splunk-headers": "Authorization: Splunk 12345678-1234-1234-1234-123456789012",
 }
-#: Formats that make a request of each record; the others leave out what disturbs nobody.
+#: Formats that send a request for each record. The other formats skip records that require no attention.
 ONE_EACH = {
     "webhook", "webhook:slack", "webhook:teams", "webhook:opsgenie", "webhook:servicenow", "webhook:splunk",
     "webhook:log-analytics",
@@ -41,7 +41,7 @@ ENDS = {Transition.COMPLETED, Transition.CANCELED, Transition.ENDED}
 
 
 def records(transitions):
-    """Return records of *transitions*: whole, with awkward text, and with every null that a real one may have."""
+    """Yield records of *transitions*: complete, with special characters, and with all optional fields null."""
     bare = sample_event(not_before=None, description=None, event_source=None, duration_seconds=None)
     events = [sample_event(), sample_event(description=NASTY), bare]
     if Transition.HEARTBEAT in transitions:
@@ -53,14 +53,14 @@ def records(transitions):
 
 
 def table_of(name, peer, folder):
-    """Return the recipe's one table with its addresses led to *peer* and its files to *folder*."""
+    """Return the table of the recipe with the address of *peer* and with files in *folder*."""
     text = recipe(name).replace("/etc/scheduled-events-bridge", str(folder))
     [table] = tomllib.loads(text)["sinks"]
     path = strict_services.SERVICES[name][2]
     here = f"http://{peer.address.authority}"
     for file, secret in SECRETS.items():
         (folder / file).write_text(secret)
-    if name == "eventhubs":  # with the key that the recipe's comment gives
+    if name == "eventhubs":  # with the key from the comment of the recipe
         return {**table, "transport": "https", "endpoint": peer.address.authority, "ca_file": str(folder / "ca.pem")}
     if "url_file" in table:
         (folder / table["url_file"].rpartition("/")[2]).write_text(here + path)
@@ -72,7 +72,7 @@ def table_of(name, peer, folder):
 
 
 def sent(name, folder):
-    """Send records of every transition of the recipe *name* to the stub of its service; return what it took."""
+    """Send records of each transition of the recipe *name* to its stub. Return the records with their requests."""
     refusal, accepted, _ = strict_services.SERVICES[name]
     tls = PrivateCa(folder).server_context() if name == "eventhubs" else None
     with HttpPeer(tls=tls) as peer:
@@ -91,7 +91,7 @@ def sent(name, folder):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_recipe_is_a_configuration_that_the_agent_takes(name, tmp_path):
+def test_recipe_is_a_valid_configuration(name, tmp_path):
     if name == "eventlog" and sys.platform != "win32":
         pytest.skip("needs Windows")
     if name.startswith("apprise"):
@@ -101,7 +101,7 @@ def test_recipe_is_a_configuration_that_the_agent_takes(name, tmp_path):
         settings.build().close()
 
 
-def test_recipes_can_stand_in_one_file_and_their_approval_is_a_comment():
+def test_recipes_can_be_combined_and_leave_approvals_commented_out():
     needs_more = {"eventlog", *(["apprise:mail"] if find_spec("apprise") is None else [])}
     names = [name for name in recipe_names() if name not in needs_more]
     table = tomllib.loads(configuration([*names, names[0]]))
@@ -110,7 +110,7 @@ def test_recipes_can_stand_in_one_file_and_their_approval_is_a_comment():
     assert len({sink.name for sink in sinks}) == len(sinks) >= len(names)
 
 
-def test_commented_part_is_right_when_it_is_uncommented():
+def test_commented_tables_are_valid_when_uncommented():
     text = configuration(["stdout"])
     commented = re.findall(r"^# (\[.*\].*|\w+ = .*)$", text, re.MULTILINE)
     table = tomllib.loads("\n".join(commented))
@@ -119,11 +119,11 @@ def test_commented_part_is_right_when_it_is_uncommented():
 
 
 @pytest.mark.parametrize("name", sorted(strict_services.SERVICES))
-def test_service_takes_every_record_of_the_recipe(name, tmp_path, monkeypatch):
+def test_service_accepts_every_record_of_the_recipe(name, tmp_path, monkeypatch):
     pytest.importorskip("jinja2", reason="the extra [template] is not installed")
     for variable in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
         monkeypatch.delenv(variable, raising=False)
-    with Simulator("quiet") as simulator:  # for the tokens of Azure's own services
+    with Simulator("quiet") as simulator:  # for Azure access tokens
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
         assert len(sent(name, tmp_path)) > len(ENDS)
 
@@ -151,7 +151,7 @@ def test_recipe_for_standard_output_prints_each_record(capfdbinary):
     assert [json.loads(line) for line in lines] == [json.loads(encode(record)) for record in wanted]
 
 
-def test_opsgenie_is_told_of_the_end_under_the_alias_that_was_opened(tmp_path):
+def test_opsgenie_alert_is_closed_under_its_alias(tmp_path):
     for record, request in sent("webhook:opsgenie", tmp_path):
         if record.transition in ENDS:
             assert request.path == f"/v2/alerts/{record.event.event_id}/close"
@@ -159,7 +159,7 @@ def test_opsgenie_is_told_of_the_end_under_the_alias_that_was_opened(tmp_path):
             assert json.loads(request.body)["alias"] == record.event.event_id
 
 
-def test_servicenow_is_told_of_the_end_by_a_severity_that_clears(tmp_path):
+def test_servicenow_alert_is_cleared_by_severity_0(tmp_path):
     for record, request in sent("webhook:servicenow", tmp_path):
         [event] = json.loads(request.body)["records"]
         assert (event["severity"] == "0") == (record.transition in ENDS)
@@ -167,6 +167,6 @@ def test_servicenow_is_told_of_the_end_by_a_severity_that_clears(tmp_path):
         assert json.loads(event["additional_info"]) == json.loads(encode(record))
 
 
-def test_splunk_gets_the_record_whole(tmp_path):
+def test_splunk_receives_the_complete_record(tmp_path):
     for record, request in sent("webhook:splunk", tmp_path):
         assert json.loads(request.body)["event"] == json.loads(encode(record))

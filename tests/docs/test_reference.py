@@ -1,4 +1,4 @@
-"""The reference pages: no command, option, exit code or transition without a word, generated parts as made."""
+"""Compares the reference pages with the code: commands, keys, exit codes, transitions, and generated parts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _quoted(cell):
 
 
 def _commands():
-    """Return "outbox list" -> command, for every command that does something."""
+    """Return all commands by their full name, such as "outbox list"."""
     found = {}
     for name, command in commands.commands.commands.items():
         inner = getattr(command, "commands", None)
@@ -65,13 +65,13 @@ def _generator():
     return module
 
 
-def test_generated_parts_are_what_the_code_says_now():
+def test_generated_parts_are_up_to_date():
     generator = _generator()
     assert len(generator.pages()) > 10
     assert generator.differing() == [], "run: python docs/generate.py"
 
 
-def test_schema_of_the_chart_knows_the_configuration_as_the_code_does_now():
+def test_chart_schema_contains_the_current_configuration():
     generator = _generator()
     text = generator.CHART_SCHEMA.read_text(encoding="utf-8")
     assert generator.with_configuration(text) == text, "run: python docs/generate.py"
@@ -82,7 +82,7 @@ def test_schema_of_the_chart_knows_the_configuration_as_the_code_does_now():
         jsonschema.validate(values | {"config": {"sinks": [{"type": "webhook", "urll": "x"}]}}, schema)
 
 
-def test_every_key_of_every_table_is_in_the_configuration_page_with_its_unit():
+def test_configuration_page_lists_every_key_with_its_unit():
     page = doc_pages.page("docs/reference/configuration.md")
     for table in tables():
         for key in table.keys:
@@ -92,7 +92,7 @@ def test_every_key_of_every_table_is_in_the_configuration_page_with_its_unit():
                     assert unit in f"{key.text} {key.kind}".lower(), f"{key.path} names no {unit}"
 
 
-def test_rules_of_microsofts_sample_approve_what_users_asked_for_and_short_freezes():
+def test_documented_sample_rules_approve_user_events_and_short_freezes():
     block = APPROVALS.partition("<!-- rules-of-the-sample -->\n```toml\n")[2].partition("```")[0]
     rules = read(tomllib.loads(block)).approval.rules
 
@@ -107,18 +107,18 @@ def test_rules_of_microsofts_sample_approve_what_users_asked_for_and_short_freez
     assert matched("Reboot", "Platform", 5) is None
 
 
-def test_every_command_is_documented_and_no_other():
+def test_documented_commands_match_the_code():
     rows = _rows(_section("Commands").split("| exit code |")[0])
     assert {_quoted(row[0])[0] for row in rows if _quoted(row[0])} == set(_commands())
 
 
-def test_every_exit_code_is_documented_and_no_other():
+def test_documented_exit_codes_match_the_code():
     rows = _rows(_section("Commands").partition("| exit code |")[2])
     documented_codes = {int(row[0]) for row in rows if row[0].isdecimal()}
     assert documented_codes == set(ExitCode)
 
 
-def test_table_of_severities_is_what_the_sinks_send():
+def test_documented_severities_match_the_sinks():
     found = {}
     for record, severity, icon, _, otlp, *_ in _rows(doc_pages.section(BOOK, "Severity, icon, and color", level=3))[2:]:
         _, _, types = record.partition("active: ")
@@ -132,7 +132,7 @@ def test_table_of_severities_is_what_the_sinks_send():
     assert found["scheduled", "other types"] == "warning"
 
 
-def test_every_transition_and_every_evidence_is_explained():
+def test_every_transition_and_evidence_is_documented():
     text = _section("Got paged? How to read a record")
     missing = [word.value for word in (*Transition, *Evidence) if f"`{word.value}`" not in text]
     assert missing == []
@@ -141,6 +141,6 @@ def test_every_transition_and_every_evidence_is_explained():
 @pytest.mark.parametrize(
     "names", [CREDENTIAL_VARIABLES, CONVENTIONAL_LABELS], ids=["withheld variables", "OTLP labels"]
 )
-def test_page_of_the_sinks_lists_every_name_with_a_special_treatment(names):
+def test_sinks_page_lists_withheld_variables_and_otlp_labels(names):
     shown = doc_pages.page("docs/reference/sinks.md")
     assert [name for name in sorted(names) if f"`{name}`" not in shown] == []

@@ -1,4 +1,4 @@
-"""The page of the secrets: its program fetches them from a Key Vault that answers as strictly as the real one."""
+"""Runs the program of the secrets page with a strict stub of Key Vault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VAULT = "fleet-secrets"
 
 
 def refusal(request):
-    """Return what Key Vault would have against *request*."""
+    """Return the reasons why Key Vault would reject *request*."""
     token = request.headers.get("authorization", "").removeprefix("Bearer ").split(".")
     claims = json.loads(base64.urlsafe_b64decode(token[1] + "=" * (-len(token[1]) % 4))) if len(token) > 1 else {}
     wrong = {
@@ -35,7 +35,7 @@ def refusal(request):
 
 @pytest.fixture
 def vault():
-    """A vault that answers on this machine, and its secrets by name."""
+    """A local stub of Key Vault, and its secrets by name."""
     with HttpPeer() as peer:
         peer.secrets = {"webhook-secret": "whsec_1", "token": "two\nlines"}
 
@@ -53,7 +53,7 @@ def vault():
 
 @pytest.fixture
 def fetch(vault, tmp_path):
-    """Return a function that runs the program of the page, led to this machine."""
+    """Return a function that runs the program of the page with local addresses and paths."""
     places = {
         "http://169.254.169.254": None,
         "https://{vault}.vault.azure.net": f"http://{vault.address.authority}",
@@ -77,8 +77,8 @@ def fetch(vault, tmp_path):
         yield run
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="for systemd")
-def test_secrets_come_from_the_vault_as_the_agent_wants_them(fetch, vault, tmp_path):
+@pytest.mark.skipif(sys.platform == "win32", reason="requires systemd")
+def test_documented_program_writes_vault_secrets_for_the_agent(fetch, vault, tmp_path):
     etc = tmp_path / "etc"
     done = fetch("webhook-secret", "token")
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,7 +86,7 @@ def test_secrets_come_from_the_vault_as_the_agent_wants_them(fetch, vault, tmp_p
     assert {path.stat().st_mode & 0o777 for path in etc.iterdir()} == {0o640}
     assert "whsec_1" not in done.stdout
 
-    # What did not change stays the same file; what did takes its place.
+    # Only a changed secret gets a new file.
     files = {path.name: path.stat().st_ino for path in etc.iterdir()}
     vault.secrets["token"] = "another"
     done = fetch("webhook-secret", "token")

@@ -1,6 +1,6 @@
-"""Every command that a page shows exists, with its options: in a block or in a sentence, of ours or of others.
+"""Checks that every command on a page exists with its options, in blocks and in sentences.
 
-That each block is run, or says what it needs, is in test_every_block.py.
+test_every_block.py checks that each block has a test or a list of requirements.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WRITTEN_IN = [*PAGES_WITH_BLOCKS, "deploy/prometheus/rules.yml"]
 def _commands_in_a_block(name):
     for block in doc_pages.blocks(doc_pages.page(name), "sh") if name in PAGES_WITH_BLOCKS else ():
         for words in called(block.text):
-            is_ours = PROGRAM in (os.path.basename(word) for word in words)  # noqa: PTH119  # a word, no path
+            is_ours = PROGRAM in (os.path.basename(word) for word in words)  # noqa: PTH119  # The word might not be a path.
             if is_ours or block.mark in NEEDED:
                 yield words
 
@@ -41,7 +41,7 @@ def _commands_in_a_block(name):
 def _words(span):
     try:
         return shlex.split(span.removeprefix("sudo "))
-    except ValueError:  # a quotation mark that is no shell's
+    except ValueError:  # The text contains a quotation mark that is not shell syntax.
         return span.split()
 
 
@@ -55,7 +55,7 @@ def _commands_in_a_sentence(name):
 
 
 @pytest.mark.parametrize("page", WRITTEN_IN)
-def test_each_command_of_a_page_exists_with_its_options(page):
+def test_every_command_on_a_page_exists_with_its_options(page):
     for words in (*_commands_in_a_block(page), *_commands_in_a_sentence(page)):
         is_packed = any(word.startswith(".ci/") for word in words) and not (doc_pages.ROOT / ".ci").exists()
         if not is_packed:  # an unpacked sdist has no .ci
@@ -63,7 +63,7 @@ def test_each_command_of_a_page_exists_with_its_options(page):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
-def test_a_decision_is_signed_as_the_page_shows(tmp_path, agent_env):
+def test_documented_commands_sign_a_decision(tmp_path, agent_env):
     script = doc_pages.marked(doc_pages.page("docs/concepts/approvals.md"), "keys: make and use")
     event_id = re.search(r"--event-id (\S+)", script)[1]
     here = [line for line in script.splitlines(keepends=True) if not line.rstrip().endswith("# on the VM")]

@@ -1,4 +1,4 @@
-"""The page for sink authors: its example is a sink that works by either name, and passes the suite it points to."""
+"""The example of the page for sink authors works by class or by name, and passes the contract suite."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TOKEN = "pager-token-4711"
 
 
 def _files():
-    """Return name -> text of the fenced blocks that are marked as files."""
+    """Return the fenced blocks with a file mark by the name of the file."""
     return dict(_MARKED.findall(PAGE.read_text(encoding="utf-8")))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the example, and a distribution beside it as pip would install it."""
+    """A folder with the example and its installed distribution metadata."""
     for name, text in _files().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     project = tomllib.loads(_files()["pyproject.toml"])["project"]
@@ -68,7 +68,7 @@ def peer():
 
 
 @pytest.mark.parametrize("config", ["by-class.toml", "by-name.toml"])
-def test_example_sends_by_either_name(run, folder, peer, config):
+def test_example_sink_sends_by_class_or_entry_point_name(run, folder, peer, config):
     path = folder / config
     path.write_text(path.read_text().replace("https://pager.example.net", f"http://{peer.address.authority}"))
     done = run("bridge", "send-test", "-c", config)
@@ -79,7 +79,7 @@ def test_example_sends_by_either_name(run, folder, peer, config):
     assert (request.headers["idempotency-key"], request.headers["authorization"]) == (record["id"], f"Bearer {TOKEN}")
 
 
-def test_mistake_in_the_examples_table_is_said(run, folder):
+def test_unknown_key_of_the_example_sink_is_reported(run, folder):
     (folder / "wrong.toml").write_text('[[sinks]]\ntype = "acme-pager"\nurl = "pager"\ntokn_env = "X"\n')
     done = run("bridge", "check-config", "-c", "wrong.toml")
     assert done.returncode == 78

@@ -43,7 +43,7 @@ def desk(tmp_path, agent_env):
         desk.leave()
 
 
-def test_newcomer_gets_a_working_webhook_and_sees_what_the_page_shows(desk):
+def test_first_webhook_page_produces_the_documented_output(desk):
     enter, work = desk.text("try: enter"), desk.home / "try"
     desk.do(enter)
     for name in ("receiver.py", "try.toml"):
@@ -74,6 +74,6 @@ def test_newcomer_gets_a_working_webhook_and_sees_what_the_page_shows(desk):
     desk.begin(f"{enter}python3 receiver.py")
     desk.wait_for(r"(?s)webhook: Reboot scheduled.*webhook: Reboot scheduled")
 
-    os.killpg(first.pid, signal.SIGINT)  # Ctrl-C; a shell without job control ignores SIGINT in background processes
+    os.killpg(first.pid, signal.SIGINT)  # Ctrl-C. A shell without job control ignores SIGINT in background processes.
     assert first.wait(SECONDS) == 0
     assert "The agent is not running" in desk.do(enter + status)

@@ -1,4 +1,4 @@
-"""A start on a bad disk or on damaged files, with a real agent: it polls, sends, and recovers all readable rows."""
+"""A real agent that starts on a failing disk polls, sends, and recovers all readable rows."""
 
 import time
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ MOST_START_SECONDS = 5.0
 
 @contextmanager
 def killed(directory, env, **options):
-    """Return the stage of an agent that was killed with records that only the outbox still has."""
+    """Yield the stage of a killed agent with records that are only in the outbox."""
     stage = Stage(directory, env, **options)
     try:
         stage.start()
@@ -29,7 +29,7 @@ def killed(directory, env, **options):
 
 
 def start_and_compare(stage, *, is_behind, **env):
-    """Start the agent: it sends the stored records and new ones, and approves only if they can be saved."""
+    """Start the agent. It sends stored and new records, and approves events only if it can save them."""
     stage.waiting.accepts = True
     began, posted = time.monotonic(), stage.azure.approved()
     stage.start(**env)
@@ -54,7 +54,7 @@ def newest(stage):
     return max(stage.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
 
 
-def test_read_only_file_system_is_read(tmp_path, agent_env):
+def test_agent_starts_on_a_read_only_file_system(tmp_path, agent_env):
     with loop_disk(tmp_path / "disk") as disk, killed(tmp_path, agent_env, state=disk.path / "state") as stage:
         disk.remount("ro")
         start_and_compare(stage, is_behind=True)
@@ -62,7 +62,7 @@ def test_read_only_file_system_is_read(tmp_path, agent_env):
         stage.wait_until_settled(60)
 
 
-def test_full_disk_is_read(tmp_path, agent_env):
+def test_agent_starts_on_a_full_disk(tmp_path, agent_env):
     with small_disk(tmp_path / "disk", 8) as disk, killed(tmp_path, agent_env, state=disk.path / "state") as stage:
         disk.fill()
         start_and_compare(stage, is_behind=True)
@@ -70,7 +70,7 @@ def test_full_disk_is_read(tmp_path, agent_env):
         stage.wait_until_settled(60)
 
 
-def test_slow_disk_delays_no_poll(tmp_path, agent_env, tmp_path_factory):
+def test_slow_disk_at_the_start_does_not_delay_polls(tmp_path, agent_env, tmp_path_factory):
     library = preload.built(tmp_path_factory, preload.FAULTS)
     env = {**agent_env, "FAULTS": str(tmp_path / "faults"), "FAULT_ROOT": str(tmp_path / "state")}
     (tmp_path / "faults").mkdir()
@@ -83,7 +83,7 @@ def test_slow_disk_delays_no_poll(tmp_path, agent_env, tmp_path_factory):
 
 @pytest.fixture
 def failing(tmp_path, agent_env, tmp_path_factory):
-    """Return the stage of a killed agent, and a function that returns the file that lets a call on the outbox fail."""
+    """Yield the stage of a killed agent, and a function that returns the file that makes a system call fail."""
     library = preload.built(tmp_path_factory, preload.FAULTS)
     env = {**agent_env, "FAULTS": str(tmp_path / "faults"), "FAULT_ROOT": str(tmp_path / "state" / "outbox")}
     (tmp_path / "faults").mkdir()
@@ -92,7 +92,7 @@ def failing(tmp_path, agent_env, tmp_path_factory):
 
 
 @pytest.mark.parametrize("call", ["open", "stat"])
-def test_disk_that_fails_at_the_start_is_read_when_it_recovers(failing, call):
+def test_outbox_is_loaded_once_a_disk_that_failed_at_the_start_recovers(failing, call):
     stage, fault = failing
     fault(call).touch()
     stage.process = stage.new_agent()
@@ -105,7 +105,7 @@ def test_disk_that_fails_at_the_start_is_read_when_it_recovers(failing, call):
 
 @pytest.mark.long
 @pytest.mark.parametrize("call", ["open", "stat"])
-def test_disk_that_fails_for_thirty_seconds_is_given_up(failing, call):
+def test_agent_starts_without_the_outbox_after_thirty_seconds_of_disk_errors(failing, call):
     stage, fault = failing
     fault(call).touch()
     began, polls = time.monotonic(), len(stage.azure.polled_at)

@@ -1,4 +1,4 @@
-"""One line per condition of the disk: the agent keeps its pace, loses nothing, and approves nothing that is not saved.
+"""For each disk condition, the agent keeps polling, loses no records, and approves only saved events.
 
 Each case runs a real agent with a rule that approves every event. Events are announced, begin, and end before, during,
 and after the condition. Then the agent is killed with SIGKILL and started again, and the records that the sinks
@@ -33,13 +33,13 @@ ANOTHER_AGENT = 73
 
 @dataclass(frozen=True)
 class Condition:
-    """*begin* is a context manager over a `Stage`; the condition lasts as long as the context."""
+    """A condition of the disk. *begin* is a context manager over a `Stage`, for the duration of the condition."""
 
     name: str
     begin: Callable
     disk: str = "plain"
     is_behind: bool = False
-    """True if nothing can be saved, so nothing may be approved."""
+    """True if the agent cannot save records and therefore must not approve events."""
     most_gap_seconds: float = MOST_GAP_SECONDS
     is_killed: bool = False
     """True if the agent is killed during the condition."""
@@ -129,7 +129,7 @@ def remounted_read_only(stage):
 
 @contextmanager
 def fault(names, stage):
-    """Let the library for LD_PRELOAD fail; *names* may begin with ``deleted``, so that a new file is necessary."""
+    """Enable faults of the LD_PRELOAD library. ``deleted`` in *names* deletes the files, to require a new file."""
     for name in names:
         if name == "deleted":
             for path in newest_files(stage):
@@ -247,12 +247,12 @@ def opened(directory, env, disk, **options):
         yield stage
     finally:
         if disk is not None and hasattr(disk, "thaw"):
-            disk.thaw()  # or the agent could not be killed
+            disk.thaw()  # A frozen file system blocks the kill of the agent.
         stage.close()
 
 
 def run(stage, condition, seconds):
-    """Let *condition* last for *seconds*; return (longest poll gap, latency of the healthy sink)."""
+    """Apply *condition* for *seconds*. Return (longest poll gap, latency of the healthy sink)."""
     stage.start()
     stage.wait_until_settled()
     shutil.copytree(stage.state, stage.directory / "copy", ignore=shutil.ignore_patterns("*.sock", "*-shm"))
@@ -270,7 +270,7 @@ def run(stage, condition, seconds):
         if condition.is_behind:
             assert stage.azure.approved(since=began) == set()
         if condition.is_killed:
-            stage.process.kill()  # it ends when its calls return
+            stage.process.kill()  # The process ends when its system calls return.
     if condition.is_killed:
         stage.process.wait(STOP_SECONDS)
         stage.start()
@@ -281,13 +281,13 @@ def run(stage, condition, seconds):
 
 
 def latency_of(stage, since):
-    """Return the highest latency of the healthy sink; 40 events at once, which fill a small volume, do not count."""
+    """Return the highest latency of the healthy sink, without the bulk events that fill a small volume."""
     changes = {key: at for key, at in stage.azure.changed_at.items() if key[0].startswith("E-")}
     return stage.healthy.latency(changes, since)
 
 
 def missing_changes(stage):
-    """Return the changes of events that the healthy sink did not receive yet; an ending takes five polls."""
+    """Return the changes that the healthy sink has not received, without endings, which take five polls."""
     return {key for key in stage.missing(stage.healthy) if key[1] in ("scheduled", "started")}
 
 
@@ -320,24 +320,24 @@ def report(name, gap, latency):
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=str)
-def test_disk_condition(condition, tmp_path, agent_env, tmp_path_factory):
+def test_agent_survives_disk_condition(condition, tmp_path, agent_env, tmp_path_factory):
     check(condition, SHORT_SECONDS, tmp_path, agent_env, tmp_path_factory)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("condition", CONDITIONS, ids=str)
-def test_disk_condition_for_thirty_seconds(condition, tmp_path, agent_env, tmp_path_factory):
+def test_agent_survives_disk_condition_for_thirty_seconds(condition, tmp_path, agent_env, tmp_path_factory):
     check(condition, LONG_SECONDS, tmp_path, agent_env, tmp_path_factory)
 
 
-def test_directory_is_replaced_while_another_agent_starts_there(tmp_path, agent_env):
+def test_agent_exits_if_another_agent_takes_over_the_state_directory(tmp_path, agent_env):
     with opened(tmp_path, agent_env, None) as stage:
         stage.start()
         stage.change(with_endings=False)
         stage.wait_until_settled()
         first = stage.process
-        first.send_signal(signal.SIGSTOP)  # or this agent could lock the new directory before the other one
+        first.send_signal(signal.SIGSTOP)  # Otherwise, this agent could lock the new directory first.
         stage.state.rename(stage.state.with_name("moved"))
         stage.start()
         began = time.monotonic()

@@ -1,9 +1,9 @@
-"""SIGKILL at random points of a stream of documents: no record is lost, invented, or out of order.
+"""SIGKILL at random points of a stream of documents: no record is lost, forged, or out of order.
 
-The metadata service shows the next document only after the agent has polled the last one twice in one life: its changes
-are stored then, so every change must reach the sinks, regardless of the number of kills. What is expected follows from
-the steps of the service, not from the code of the agent. The webhook ``waiting`` refuses all records until the end, so
-the outbox carries every record across every kill.
+The metadata service serves the next document only after one agent process has polled the current document twice. Its
+changes are then stored, so every change must reach the sinks, regardless of the number of kills. The expected records
+follow from the steps of the service, not from the code of the agent. The webhook ``waiting`` rejects all records until
+the end, so the outbox keeps every record across every kill.
 
 ``KILLS=1000 pytest -m long -s tests/faults/test_kill.py`` is the long form.
 """
@@ -59,7 +59,7 @@ class World:
 
 
 def run_chain(directory, env, *, kills, seed):
-    """Kill one agent *kills* times; return its stage."""
+    """Kill one agent *kills* times. Return its stage."""
     chance = random.Random(seed)
     stage = Stage(directory, env, approval="")
     world = World(stage.azure, seed)
@@ -85,7 +85,7 @@ def run_chain(directory, env, *, kills, seed):
 
 
 def live(stage, world, seconds):
-    """Show the next document whenever the last one was polled twice."""
+    """Serve the next document each time the agent has polled the current document twice."""
     end = time.monotonic() + seconds
     polls = len(stage.azure.polled_at)
     while time.monotonic() < end:
@@ -96,7 +96,7 @@ def live(stage, world, seconds):
 
 
 def figures_of(stage, receiver):
-    """Return the counts that matter."""
+    """Return the counts of records, duplicates, and errors."""
     records = receiver.records
     first = {}
     for record in records:
@@ -132,7 +132,7 @@ def out_of_order(stage, records):
 
 
 def kill_many(tmp_path, env, *, kills, chains):
-    """Distribute *kills* over *chains* agents that run at the same time; return the summed counts."""
+    """Distribute *kills* over *chains* simultaneous agents. Return the summed counts."""
 
     def one(number):
         directory = tmp_path / f"chain{number}"
@@ -145,20 +145,20 @@ def kill_many(tmp_path, env, *, kills, chains):
         return sum(pool.map(one, range(chains)), Counter())
 
 
-def assert_nothing_amiss(summary):
+def assert_no_errors(summary):
     assert {name for name, count in summary.items() if count} <= {"records", "duplicates"}, summary
 
 
 def test_records_survive_sigkill_at_random_points(tmp_path, agent_env):
     summary = kill_many(tmp_path, agent_env, kills=KILLS, chains=2)
     assert summary["records"] > KILLS
-    assert_nothing_amiss(summary)
+    assert_no_errors(summary)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(5400)
-def test_records_survive_sigkill_a_thousand_times(tmp_path, agent_env):
+def test_records_survive_a_thousand_sigkills(tmp_path, agent_env):
     kills = max(KILLS, 1000)
     summary = kill_many(tmp_path, agent_env, kills=kills, chains=CHAINS)
     print(f"\nbench: {kills} x SIGKILL: {dict(summary)}")  # noqa: T201
-    assert_nothing_amiss(summary)
+    assert_no_errors(summary)

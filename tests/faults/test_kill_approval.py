@@ -1,9 +1,9 @@
-"""SIGKILL at random points around approvals: each given approval is posted, and no other approval is ever posted.
+"""SIGKILL at random points around approvals: the agent posts each valid approval and no other approval.
 
-People approve with the command on the VM or through the portal while the agent is killed and started again. Every
-approved event must reach Azure, and no other event may, in particular no event with a hold. Azure keeps every approved
-event Scheduled, so an approval stays possible. A second test adds a command of `[approval.remote]`: an approval of the
-portal must not reach Azure before the command ended once.
+People approve with the command on the VM or through the portal while the agent is killed and restarted. Every approval
+must reach Azure, and no event with a hold or without an approval may be posted. Azure keeps every approved event
+Scheduled, so an approval stays possible. A second test adds a command to `[approval.remote]`. An approval of the portal
+must not reach Azure before the command has completed once.
 
 ``KILLS=200 pytest -m long -s tests/faults/test_kill_approval.py`` is the long form.
 """
@@ -31,7 +31,7 @@ VM_ID = "AAAA"
 
 
 class Story:
-    """The decisions of people while the agent is being killed."""
+    """The decisions of people during the kills."""
 
     def __init__(self, stage, portal, seed):
         self.stage, self.portal = stage, portal
@@ -40,14 +40,14 @@ class Story:
         self.by_portal = set()
         self.made = 0
 
-    def go_on(self):
+    def step(self):
         """Announce an event, and decide on most events."""
         self.made += 1
         event_id = f"E-{self.made}"
         self.stage.azure.announce(event_id)
         document = parse_document(self.stage.azure.document())
         event = next(each for each in document.events if each.event_id == event_id)
-        # The agent refuses a decision about an unknown event. The first poll may have been answered before.
+        # The agent rejects a decision on an unknown event. The response to the first poll may lack the event.
         self.stage.wait_for_polls(3, 30)
         what = self.chance.choice(["portal", "portal", "command", "hold", "nothing"])
         if what == "portal":
@@ -75,7 +75,7 @@ class Story:
 
 
 def drain(directory):
-    """Return the command of a drain that writes the EventIds of the finished drains."""
+    """Return a drain command that writes the EventId of each completed drain to a file."""
     program = directory / "drain.py"
     program.write_text(
         "import json, random, sys, time\n"
@@ -88,7 +88,7 @@ def drain(directory):
 
 
 def run_story(directory, env, *, kills, seed, has_command=False):
-    """Return the number of approvals, and of everything that went wrong."""
+    """Return the numbers of approvals and of errors by kind."""
     drained = directory / "drained"
     drained.touch()
     options = {"command": drain(directory)} if has_command else {}
@@ -98,14 +98,14 @@ def run_story(directory, env, *, kills, seed, has_command=False):
             story = Story(stage, portal, seed)
             stage.start()
             for _ in range(kills):
-                story.go_on()
+                story.step()
                 time.sleep(story.chance.choice([0.0, 0.0, 0.01, 0.02, 0.05, story.chance.uniform(0, 1.2)]))
                 stage.kill()
                 stage.start()
             deadline = time.monotonic() + 60
             while not story.approved <= stage.azure.approved() & recorded(stage) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            time.sleep(1)  # for approvals that no one gave
+            time.sleep(1)  # time for an invalid approval
             stage.process.terminate()
             assert stage.process.wait(20) == 0
             assert "Traceback" not in stage.log, stage.log
@@ -131,7 +131,7 @@ def recorded(stage):
 
 
 def kill_many(tmp_path, env, *, kills, chains, has_command=False):
-    """Distribute *kills* over *chains* agents, two at a time; return the summed counts."""
+    """Distribute *kills* over *chains* agents, two at a time. Return the summed counts."""
 
     def one(chain):
         directory = tmp_path / f"chain{chain}"
@@ -143,21 +143,21 @@ def kill_many(tmp_path, env, *, kills, chains, has_command=False):
         return sum(pool.map(one, range(chains)), Counter())
 
 
-def assert_nothing_amiss(summary):
+def assert_no_errors(summary):
     assert {name for name, count in summary.items() if count} <= {"approved"}, summary
 
 
 def test_approvals_survive_sigkill_at_random_points(tmp_path, agent_env):
-    assert_nothing_amiss(kill_many(tmp_path, agent_env, kills=KILLS, chains=2))
+    assert_no_errors(kill_many(tmp_path, agent_env, kills=KILLS, chains=2))
 
 
-def test_approvals_that_wait_for_a_command_survive_sigkill_at_random_points(tmp_path, agent_env):
-    assert_nothing_amiss(kill_many(tmp_path, agent_env, kills=max(KILLS // 2, 2), chains=2, has_command=True))
+def test_approvals_with_a_command_survive_sigkill_at_random_points(tmp_path, agent_env):
+    assert_no_errors(kill_many(tmp_path, agent_env, kills=max(KILLS // 2, 2), chains=2, has_command=True))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(5400)
-def test_approvals_survive_sigkill_two_hundred_times(tmp_path, agent_env):
+def test_approvals_survive_two_hundred_sigkills(tmp_path, agent_env):
     total = kill_many(tmp_path, agent_env, kills=max(KILLS, 200), chains=CHAINS)
     print(f"\nbench: approvals and SIGKILL: {dict(total)}")  # noqa: T201
-    assert_nothing_amiss(total)
+    assert_no_errors(total)

@@ -1,4 +1,4 @@
-"""Load alone never counts as a failure of the disk: two busy loops and two agents on the same machine.
+"""High CPU load does not make an agent report a disk failure. One busy loop per core runs next to two agents.
 
 The long form takes five minutes.
 """
@@ -20,7 +20,7 @@ AGENTS = 2
 
 
 def run(directory, env, seconds):
-    """Let busy loops and agents run; return how many changes were made and the reasons for not being saved."""
+    """Run busy loops and agents. Return the number of changes and the reasons why the outbox was not saved."""
     reasons, changes = [], 0
     with ExitStack() as stack:
         stages = []
@@ -40,7 +40,7 @@ def run(directory, env, seconds):
             for stage in stages:
                 stage.change()
                 changes += 1
-                # An agent that has too little CPU may answer late, but the disk is not behind then.
+                # An agent with too little CPU time may respond late, but its outbox is not behind.
                 reasons.append(ControlClient(stage.state, seconds=10.0).ask(why_unsaved))
         for stage in stages:
             stage.wait_until_settled()
@@ -48,7 +48,7 @@ def run(directory, env, seconds):
     return changes, {reason for reason in reasons if reason is not None}
 
 
-def test_load_alone_never_makes_the_disk_count_as_behind(tmp_path, agent_env):
+def test_high_load_does_not_mark_the_outbox_as_behind(tmp_path, agent_env):
     changes, reasons = run(tmp_path, agent_env, SHORT_SECONDS)
     assert changes
     assert reasons == set()
@@ -56,7 +56,7 @@ def test_load_alone_never_makes_the_disk_count_as_behind(tmp_path, agent_env):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_load_for_five_minutes_never_makes_the_disk_count_as_behind(tmp_path, agent_env):
+def test_five_minutes_of_high_load_do_not_mark_the_outbox_as_behind(tmp_path, agent_env):
     changes, reasons = run(tmp_path, agent_env, LONG_SECONDS)
     print(f"\nbench: {LONG_SECONDS:g} s of load: {changes} changes, reasons {reasons}", end="")  # noqa: T201
     assert reasons == set()

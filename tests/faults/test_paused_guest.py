@@ -1,4 +1,4 @@
-"""The sampler in a guest that is paused for 3 s: the measured pause is right within 0.3 s, or null with a reason.
+"""The sampler in a guest that is paused for 3 s measures the pause to within 0.3 s, or reports null with a reason.
 
 ``GUEST_KERNEL=FILE pytest -m long -s tests/faults/test_paused_guest.py`` runs the test, and so does `.ci/run guest`.
 """
@@ -65,7 +65,7 @@ def poll(guest, seconds):
 
 
 @pytest.mark.parametrize("with_clocks", [False, True])
-def test_pause_of_a_guest_is_measured_or_unknown(guest, with_clocks):
+def test_pause_of_a_guest_is_measured_or_reported_as_unknown(guest, with_clocks):
     poll(guest, 20)  # the usual rate of context switches
     (guest.pause_with_clocks if with_clocks else guest.pause_without_clocks)(PAUSE_SECONDS)
     poll(guest, 5)

@@ -1,6 +1,6 @@
-"""Restarts with a different machine, a different clock, or different files: no record is lost, invented, or doubled.
+"""Restarts with a different machine, clock, or files: no record is lost, forged, or duplicated.
 
-At the end of each case, the fold of the portal must show open events as open and ended events as ended.
+At the end of each test, the portal must show open events as open and ended events as ended.
 """
 
 import json
@@ -65,7 +65,7 @@ def kill_and_compare(stage, **env):
 
 
 def assert_fold(records, open_events):
-    """Compare the portal's view with the open events; without the portal's libraries, compare nothing."""
+    """Compare the portal's view with the open events, if the libraries of the portal are installed."""
     assert open_in_fold(records) in (None, set(open_events))
 
 
@@ -73,7 +73,7 @@ def assert_fold(records, open_events):
 
 
 def reboot(stage):
-    """Let the stored state come from another boot, as after a reboot or in an image."""
+    """Change the boot ID of the stored state, as after a reboot or in an image."""
     newest = max(stage.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
     with closing(sqlite3.connect(newest, isolation_level=None)) as connection:
         boot_ids = "UPDATE meta SET value = 'another boot' WHERE key IN ('boot_id', 'vm_boot_id')"
@@ -97,13 +97,13 @@ def start_clone(stage):
     stage.start()
     stage.wait(lambda: len(stage.healthy.records) > before and stage.waiting.records)
     stage.wait_for_polls(10, 20)
-    assert stage.azure.approved() == posted, "Nothing is approved as long as the machine is unknown."
+    assert stage.azure.approved() == posted, "the agent approved an event before the machine was known"
     urgent = [*stage.healthy.records[before:], *stage.waiting.records]
     assert {record["event"]["event_id"] for record in urgent} == {"P-1"}
     return before
 
 
-def test_clone_sends_nothing_of_the_other_machine_when_its_identity_is_late(stage):
+def test_clone_with_a_late_identity_sends_no_events_of_the_source_vm(stage):
     before = start_clone(stage)
     stage.azure.identity = CLONE
     expected = {("E-7", "scheduled"), ("P-1", "scheduled"), ("E-7", "approved"), ("P-1", "approved")}
@@ -126,7 +126,7 @@ def test_clone_without_an_identity_sends_only_urgent_events(stage):
     time.sleep(3)
     assert {record["event"]["event_id"] for record in stage.healthy.records[before:]} == {"P-1"}
     assert {record["event"]["event_id"] for record in stage.waiting.records} == {"P-1"}
-    # It was the same machine all along: its stored records are still there.
+    # The identity shows that it is the same machine, so the agent sends its stored records.
     stage.kill()
     stage.azure.identity = FIRST
     stage.start()
@@ -137,8 +137,8 @@ def test_clone_without_an_identity_sends_only_urgent_events(stage):
 
 
 @pytest.mark.parametrize("has_portal", [True, False], ids=["with a portal", "without a portal"])
-def test_restored_directory_without_the_newest_hold(tmp_path, agent_env, has_portal):
-    """With a portal, nothing is approved until it has sent all decisions. Without one, the documented exception."""
+def test_lost_hold_in_a_restored_backup_is_recovered_only_from_a_portal(tmp_path, agent_env, has_portal):
+    """With a portal, the agent approves nothing until it has all decisions. Without a portal, the hold is lost."""
     with (
         PortalStub(tmp_path / "portal") as portal,
         opened(tmp_path, agent_env, approval=f"[approval]\n{APPROVE_ALL}{portal.toml()}") as stage,
@@ -174,7 +174,7 @@ def test_restored_directory_without_the_newest_hold(tmp_path, agent_env, has_por
         assert_fold(stage.healthy.records, stage.azure.events)
 
 
-def test_both_events_are_open_after_a_kill_and_an_emptied_runtime_directory(stage):
+def test_events_stay_open_after_a_kill_and_an_emptied_runtime_directory(stage):
     stage.start()
     stage.change(with_endings=False)
     stage.wait_until_settled()
@@ -192,7 +192,7 @@ def test_both_events_are_open_after_a_kill_and_an_emptied_runtime_directory(stag
 # The clock.
 
 
-def test_event_that_ends_and_returns_after_a_restart_and_ends_again(timed_stage):
+def test_event_that_reappears_after_a_restart_is_recorded_twice(timed_stage):
     stage = timed_stage
     stage.start()
     stage.azure.begin("E-1")
@@ -207,7 +207,7 @@ def test_event_that_ends_and_returns_after_a_restart_and_ends_again(timed_stage)
     assert_fold(stage.healthy.records, ["E-1"])
     stage.kill()
     stage.azure.end("E-1")
-    stage.start(CLOCK_OFFSET=str(HOUR))  # an event that has just returned is only over after five minutes
+    stage.start(CLOCK_OFFSET=str(HOUR))  # An event that has just reappeared ends only after five minutes.
     stage.wait(lambda: count(stage.healthy, "completed") == 2)
     stage.wait(stage.is_saved)
     stage.kill()
@@ -224,7 +224,7 @@ def count(receiver, transition):
     return len({record["id"] for record in receiver.records if record["transition"] == transition})
 
 
-def test_clock_that_is_set_back_across_a_restart(timed_stage):
+def test_records_stay_in_order_if_the_clock_is_set_back_during_a_restart(timed_stage):
     stage = timed_stage
     stage.start()
     for _ in range(4):
@@ -240,7 +240,7 @@ def test_clock_that_is_set_back_across_a_restart(timed_stage):
     assert streams == sorted(streams)
 
 
-def test_agent_that_is_stopped_for_an_hour_across_the_life_of_an_event(timed_stage):
+def test_event_that_ended_during_an_hour_of_downtime_is_inferred(timed_stage):
     stage = timed_stage
     stage.start()
     stage.azure.begin("E-1")
@@ -261,7 +261,7 @@ def test_agent_that_is_stopped_for_an_hour_across_the_life_of_an_event(timed_sta
 # The measured impact.
 
 
-def test_stop_of_the_agent_is_a_stall_and_no_pause(stage):
+def test_suspended_agent_is_reported_as_a_stall_not_as_a_pause(stage):
     stage.start()
     stage.azure.begin("E-1")
     stage.wait_until_settled()
@@ -278,7 +278,7 @@ def test_stop_of_the_agent_is_a_stall_and_no_pause(stage):
     assert [each["transition"] for each in ending["timeline"]] == ["started"]
 
 
-def test_restart_in_the_middle_of_an_event_lowers_the_coverage(stage):
+def test_agent_restart_during_an_event_lowers_the_impact_coverage(stage):
     stage.start()
     stage.azure.begin("E-1")
     stage.wait_until_settled()
