@@ -1,9 +1,9 @@
-"""What the agent's poll is compared with: `requests.Session.get` and `json.loads`, once every so many seconds.
+"""The baseline for the agent's poll: `requests.Session.get` and `json.loads` at a fixed interval.
 
     python bare_loop.py URL INTERVAL_SECONDS
 
-The cheapest honest form of it: one session, kept alive, which does not look for proxies or a .netrc in the
-environment (a session as it comes does, and takes twice the time).
+The loop is as cheap as possible. It uses one session with keep-alive, and does not search the environment for proxies
+or a .netrc. This search would double the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server that answers every request with 200, as a process of its own: python bare_receiver.py PORT."""
+"""An HTTP/1.1 server that responds to every request with 200. Run it with `python bare_receiver.py PORT`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What the way of a change through the agent is compared with: the bare minimum of it, in one thread.
+"""The baseline for the latency of the agent: a minimal relay in one thread.
 
     python bare_relay.py DOCUMENT_URL WEBHOOK_URL INTERVAL_SECONDS DATABASE
 
-It polls; a document that has changed goes into a SQLite database as durably as into the outbox (WAL,
-``synchronous=FULL``: a commit is an fsync), and then to the webhook. No thread wakes another, no process waits for
-anything but the network and the disk, so what it takes beside other work is what the scheduler and the disk take.
+The relay polls, writes each changed document to a SQLite database with the durability of the outbox (WAL and
+``synchronous=FULL``, so each commit is an fsync), and sends it to the webhook. The relay waits only for the network and
+the disk. Under load, its latency is therefore the latency of the scheduler and the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     connection.execute("CREATE TABLE documents (incarnation INTEGER PRIMARY KEY, body TEXT NOT NULL)")
     never = threading.Event()
     due = time.monotonic()
-    incarnation = 1  # of the first document, which is empty
+    incarnation = 1  # the incarnation of the empty first document
     with requests.Session() as session:
         session.trust_env = False
         while True:

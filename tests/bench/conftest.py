@@ -1,13 +1,12 @@
-"""The benches: the figures that the README promises, each with the limit that it must not pass.
+"""Benchmarks of the documented figures, each with a limit.
 
-    pytest -m bench -s tests/bench        everything, about ten minutes
-    BENCH=short pytest -m bench ...       the same in four minutes
+    pytest -m bench -s tests/bench        all benchmarks, about ten minutes
+    BENCH=short pytest -m bench ...       the short form, about four minutes
     BENCH_JSON=docs/figures pytest ...    also writes the values of the charts in the documentation
 
-What is measured is what a user has: the wheel in a venv of its own ($WHEEL, or one that is built here), compiled, in
-processes that inherit no PYTHON* setting. Only the poll by itself is driven from inside pytest. The metadata service
-is a process of its own, so its cost is nobody's. Limits are ratios within one run, medians of several blocks, or
-sizes; never times, which are the machine's.
+Most benchmarks measure the wheel ($WHEEL, or a new build) in a fresh venv, compiled, in processes without PYTHON*
+variables. The metadata service runs in a separate process and does not count. Most limits are ratios within one run,
+medians of several blocks, or sizes, because absolute times depend on the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _figures: list[str] = []
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the figures together, each on a line that can be quoted."""
+    """Print each figure on one line."""
     if _figures:
         terminalreporter.section("figures")
         for line in _figures:
@@ -49,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session")
 def chart() -> Callable[..., None]:
-    """Return what writes the values of a row of a chart, docs/figures/NAME.json, if $BENCH_JSON is set."""
+    """Return a function that writes the values of a chart row to docs/figures/NAME.json if $BENCH_JSON is set."""
 
     def write(name: str, row_name: str, **values: float) -> None:
         if not (folder := os.environ.get("BENCH_JSON")):
@@ -74,25 +73,25 @@ def _machine() -> str:
 
 @pytest.fixture(scope="session")
 def figure() -> Callable[[str], None]:
-    """Return what notes a figure for the end of the run."""
+    """Return a function that records a figure for the summary."""
     return lambda text: _figures.append(f"bench: {text}")
 
 
 @pytest.fixture(scope="session")
 def is_short() -> bool:
-    """Return whether the short form was asked for."""
+    """Return whether the short form is selected."""
     return os.environ.get("BENCH") == "short"
 
 
 @pytest.fixture(scope="session")
 def env() -> dict[str, str]:
-    """Return the environment of whatever is measured."""
+    """Return the environment of the measured processes."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_AGENTS)}
 
 
 @pytest.fixture(scope="session")
 def scripts(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Path:
-    """Return the directory of commands of a venv that holds the wheel, compiled."""
+    """Return the bin directory of a venv with the compiled wheel."""
     directory = tmp_path_factory.mktemp("venv")
     venv.create(directory, with_pip=True, symlinks=True)
     python = directory / "bin" / "python"
@@ -103,7 +102,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Pa
 
 def _built_wheel(python: Path, directory: Path, env: dict[str, str]) -> Path:
     if not (_CHECKOUT / "bridge").is_dir():
-        pytest.fail("WHEEL is not set, and there is no source beside tests/ to build one from.")
+        pytest.fail("WHEEL is not set, and the source to build a wheel is missing.")
     _call([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, _CHECKOUT], env)
     (wheel,) = directory.glob("*.whl")
     return wheel
@@ -117,12 +116,12 @@ def _call(argv: list[str | Path], env: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """A process, seen from outside."""
+    """Reads the CPU time, memory, and I/O of a process."""
 
     process: subprocess.Popen[bytes]
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all its threads, also those that ended: the clock of clock_getcpuclockid(3)."""
+        """Return the CPU time of all threads, including ended threads, from clock_getcpuclockid(3)."""
         return time.clock_gettime_ns((~self.process.pid << 3) | _CPUCLOCK_SCHED) / 1e9
 
     def memory_bytes(self, name: str) -> int:
@@ -133,11 +132,11 @@ class Measured:
         raise LookupError(f"/proc/{self.process.pid}/status has no {name}.")
 
     def write_calls(self) -> int:
-        """Return how often it called write(2) and its like, which a socket's send is not."""
+        """Return the number of write(2) and similar calls, without calls that send on sockets."""
         return self._io("syscw")
 
     def disk_bytes(self) -> int:
-        """Return how many bytes it caused to be written to disks."""
+        """Return the number of bytes that the process caused to be written to disk."""
         return self._io("write_bytes")
 
     def _io(self, name: str) -> int:
@@ -150,7 +149,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Documents:
-    """A running document_server.py, and the machines it plays."""
+    """A running document_server.py with its simulated VMs."""
 
     process: subprocess.Popen[bytes]
     ports: list[int]
@@ -166,13 +165,13 @@ class Documents:
         return [endpoint + _POLL_PATH for endpoint in self.endpoints]
 
     def polls(self) -> list[int]:
-        """Return how often each machine was asked for its document."""
+        """Return the number of polls of each machine."""
         with urllib.request.urlopen(f"{self.endpoints[0]}/polls", timeout=10) as answer:
             counts = json.load(answer)
         return [counts[str(port)] for port in self.ports]
 
     def wait_for_polls(self, least: int, *, within_seconds: float) -> None:
-        """Wait until every machine has asked *least* times."""
+        """Wait until every machine has been polled *least* times."""
         deadline = time.monotonic() + within_seconds
         while min(self.polls()) < least:
             if time.monotonic() > deadline:
@@ -180,7 +179,7 @@ class Documents:
             time.sleep(_POLL_FOR_SECONDS)
 
     def changes(self) -> Iterator[dict[str, Any]]:
-        """Yield what the server said of each document that it gave away; blocks for the next."""
+        """Yield the output line for each served document. Block until the next line."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             yield json.loads(line)
@@ -188,7 +187,7 @@ class Documents:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Hold the processes of a test, and end them after it, the first last: it is whom the others ask."""
+    """Stop the processes of a test at its end, the document server last."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in reversed(started):
@@ -205,7 +204,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def serve(processes: list[subprocess.Popen[bytes]], env: dict[str, str]) -> Callable[..., Documents]:
-    """Return what starts a document server, by the options of document_server.py."""
+    """Return a function that starts a document server with the options of document_server.py."""
 
     def start(**options: int) -> Documents:
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -222,7 +221,7 @@ def serve(processes: list[subprocess.Popen[bytes]], env: dict[str, str]) -> Call
 def start_agent(
     scripts: Path, processes: list[subprocess.Popen[bytes]], env: dict[str, str], tmp_path: Path
 ) -> Callable[..., Measured]:
-    """Return what runs the installed agent in *home*, below tmp_path: config.toml, state/, agent.log."""
+    """Return a function that runs the installed agent in tmp_path/*home*, with config.toml, state/, and agent.log."""
 
     def start(home: str, endpoint: str, *, sinks: str, poll_interval_seconds: float, stdout: Any) -> Measured:
         directory = tmp_path / home
@@ -251,7 +250,7 @@ def start_agent(
 def start_bare_loop(
     scripts: Path, processes: list[subprocess.Popen[bytes]], env: dict[str, str]
 ) -> Callable[[str, float], Measured]:
-    """Return what starts a bare loop over a URL, in the agent's own venv."""
+    """Return a function that starts a bare loop in the agent's venv."""
 
     def start(url: str, interval_seconds: float) -> Measured:
         process = subprocess.Popen(
@@ -269,7 +268,7 @@ def start_bare_loop(
 def start_bare_relay(
     scripts: Path, processes: list[subprocess.Popen[bytes]], env: dict[str, str], tmp_path: Path
 ) -> Callable[[str, str, float], Measured]:
-    """Return what starts a bare relay from a document's URL to a webhook's, in the agent's own venv and beside it."""
+    """Return a function that starts a bare relay from a document URL to a webhook URL in the agent's venv."""
 
     def start(document_url: str, webhook_url: str, interval_seconds: float) -> Measured:
         program, database = _HERE / "bare_relay.py", tmp_path / "relay.db"
@@ -286,7 +285,7 @@ def start_bare_relay(
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[], dict[str, tuple[int, int]]]:
-    """Return what tells size and time of change of every file below tmp_path, -wal and -shm included."""
+    """Return a function that returns the size and modification time of every file in tmp_path."""
 
     def look() -> dict[str, tuple[int, int]]:
         found = ((str(path), path.stat()) for path in sorted(tmp_path.rglob("*")))

@@ -1,14 +1,15 @@
-"""A metadata service that costs next to nothing, in a process of its own, so that only the agent is measured.
+"""A minimal metadata service in a separate process, so that benchmarks measure only the agent.
 
     python document_server.py [--ports 1] [--changes 0] [--polls-a-change 1] [--events 1]
 
-It prints a line of JSON with its ports, then one for every new document that it gave away: the port, the document's
-incarnation and the monotonic time just before the answer left. Each port is a virtual machine of its own, whose first
-document is empty; every *polls-a-change* polls another follows, *changes* in all: new events, the same ones started,
-none. So each change makes *events* records. ``GET /polls`` answers how often each port was polled.
+The server prints a line of JSON with its ports. For every new document that it serves, it prints a line with the port,
+the incarnation of the document, and the monotonic time just before the response. Each port is a separate virtual
+machine. The first document is empty. After every *polls-a-change* polls, the document changes, up to *changes* times:
+to new events, to the same events as started, and to no events. Each change causes *events* records. ``GET /polls``
+returns the number of polls of each port.
 
-A machine's port takes webhooks too, by the same clock. For each it prints a line like that of a document, with
-``taken_seconds`` when it had read it whole; the incarnation is that of the body, or of the record in it.
+The ports also accept webhooks. For each webhook, the server prints a line with the port, the incarnation of the body or
+of the record in the body, and ``taken_seconds``, the monotonic time after the complete request.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LONGEST_REQUEST = 65_536
 
 @cache
 def _document(number: int, events: int) -> bytes:
-    """Return document *number* of a machine's life."""
+    """Return document *number* of a machine."""
     phase = number % 3
     first = (number - phase) // 3 * events
     return json.dumps(
@@ -71,7 +72,7 @@ def _say(value: object) -> None:
 
 @dataclass
 class _Machine:
-    """One virtual machine: how often it asked, and what it is told next."""
+    """One virtual machine with the number of its polls and its last document."""
 
     port: int
     changes: int
@@ -91,7 +92,7 @@ class _Machine:
         return answer
 
     def take(self, body: bytes, at: float) -> None:
-        """Print that a webhook came, *at* that monotonic time."""
+        """Print a line for a webhook that arrived at the monotonic time *at*."""
         record = json.loads(body)
         incarnation = record.get("data", record)["incarnation"]
         _say({"port": self.port, "incarnation": incarnation, "taken_seconds": at})

@@ -1,4 +1,4 @@
-"""How fast a record is where it is wanted, when other things stand in its way: the installed agent, real webhooks."""
+"""The delivery latency of the installed agent with slow disks, unresponsive sinks, outages, and backlogs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """Both ends: it shows documents and takes webhooks, by one clock."""
+    """Serves documents and accepts webhooks in one process, with one clock."""
 
     daemon_threads = True
 
@@ -81,7 +81,7 @@ class _Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def show(self, *events: dict[str, Any]) -> int:
-        """Show *events* from the next poll on; return the incarnation."""
+        """Serve *events* from the next poll. Return the incarnation."""
         self.incarnation += 1
         self._body = json.dumps({"DocumentIncarnation": self.incarnation, "Events": events}).encode()
         return self.incarnation
@@ -105,7 +105,7 @@ class _Server(ThreadingHTTPServer):
 
     def wait(self, condition: Any, seconds: float = 60) -> None:
         with self._new:
-            assert self._new.wait_for(condition, seconds), "It did not happen in time."
+            assert self._new.wait_for(condition, seconds), "the condition did not occur in time"
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def _percentiles(values: list[float]) -> tuple[float, float]:
 
 
 def _latencies(server: _Server, changes: int, sinks: tuple[str, ...]) -> list[float]:
-    """Show one new event after the other; return the seconds from each answer to each sink's 2xx."""
+    """Add one event after another. Return the seconds from each document to the 2xx response of each sink."""
     found = []
     for number in range(changes):
         event_id = f"L-{server.incarnation}-{number}"
@@ -173,7 +173,7 @@ def test_latency_from_changed_document_to_webhook(server, start_agent, figure, c
     assert p99 < 20
 
 
-def test_latency_while_each_fsync_takes_seconds(
+def test_webhook_latency_while_each_fsync_takes_seconds(
     *, server, start_agent, figure, is_short, env, tmp_path_factory, tmp_path
 ):
     (tmp_path / "faults").mkdir()
@@ -193,7 +193,7 @@ def test_latency_while_each_fsync_takes_seconds(
     assert p99 < 600
 
 
-def test_a_black_hole_delays_no_other_sink_and_no_poll(server, start_agent, figure, is_short):
+def test_unresponsive_sink_delays_neither_other_sinks_nor_polls(server, start_agent, figure, is_short):
     changes = 60 if is_short else 200
     healthy = "".join(_webhook(server.url, name) for name in _HEALTHY)
     alone = start_agent("alone", server.url, sinks=healthy, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
@@ -217,16 +217,16 @@ def test_a_black_hole_delays_no_other_sink_and_no_poll(server, start_agent, figu
     assert longest <= 2 * _INTERVAL_SECONDS
 
 
-_SINKS_THAT_WAIT = tuple(f"waits-{number}" for number in range(32))
+_WAITING_SINKS = tuple(f"waits-{number}" for number in range(32))
 
 
 @pytest.mark.parametrize(("down_seconds", "most_seconds"), [(5, 5.5), (20, 5.5), (60, 15)])
-def test_after_an_outage_a_freeze_waits_at_most_five_seconds_and_after_a_minute_fifteen(
+def test_delivery_delay_after_an_outage_is_limited(
     *, server, start_agent, figure, is_short, down_seconds, most_seconds
 ):
     if is_short and down_seconds > 5:
-        pytest.skip("The short form waits for the short outage alone.")
-    sinks = "".join(_webhook(server.url, name) for name in _SINKS_THAT_WAIT)
+        pytest.skip("The short form tests only the short outage.")
+    sinks = "".join(_webhook(server.url, name) for name in _WAITING_SINKS)
     start_agent("agent", server.url, sinks=sinks, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
     server.wait(lambda: server.polls)
     server.status = 503
@@ -235,7 +235,7 @@ def test_after_an_outage_a_freeze_waits_at_most_five_seconds_and_after_a_minute_
     assert not server.taken
     server.status = 200
     back_at = time.monotonic()
-    keys = [(sink, event_id, "scheduled") for sink in _SINKS_THAT_WAIT for event_id in ("O-1", "O-2")]
+    keys = [(sink, event_id, "scheduled") for sink in _WAITING_SINKS for event_id in ("O-1", "O-2")]
     server.wait(lambda: all(key in server.taken for key in keys))
     waits = [server.taken[key] - back_at for key in keys]
     p50, p99 = _percentiles(waits)
@@ -247,7 +247,7 @@ def test_after_an_outage_a_freeze_waits_at_most_five_seconds_and_after_a_minute_
 
 
 def _fill(server: _Server, records: int) -> None:
-    """Make *records* pending: nothing is taken meanwhile."""
+    """Create *records* pending records while the webhook rejects requests."""
     server.status = 503
     made, batch = 0, 500
     while made < records:
@@ -255,7 +255,7 @@ def _fill(server: _Server, records: int) -> None:
         incarnation = server.incarnation
         server.wait(lambda incarnation=incarnation: incarnation in server.shown)
         made += batch
-        server.show()  # each is canceled: a record more
+        server.show()  # Each canceled event is another record.
         incarnation = server.incarnation
         server.wait(lambda incarnation=incarnation: incarnation in server.shown)
         made += batch
@@ -271,14 +271,14 @@ def _preempt(server: _Server) -> float:
     return server.taken[key] - server.shown[incarnation]
 
 
-def test_a_preempt_overtakes_ten_thousand_records(server, start_agent, figure, is_short):
+def test_preempt_is_sent_before_a_backlog_of_ten_thousand_records(server, start_agent, figure, is_short):
     start_agent(
         "agent", server.url, sinks=_webhook(server.url, "one"), poll_interval_seconds=_INTERVAL_SECONDS, stdout=None
     )
     server.wait(lambda: server.polls)
     _fill(server, 10_000)
     server.status = 200
-    _preempt(server)  # ends the pause: from here on the backlog drains
+    _preempt(server)  # The agent sends the backlog after this record.
     taken = []
     for _ in range(10 if is_short else 20):
         if len(server.taken) > 9_000:

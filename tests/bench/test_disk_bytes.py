@@ -45,7 +45,7 @@ class _Accepting(BaseHTTPRequestHandler):
 
 
 class _Peer(ThreadingHTTPServer):
-    """Takes every record of every sink, and counts them."""
+    """Accepts and counts the records of all sinks."""
 
     daemon_threads = True
 
@@ -62,7 +62,7 @@ class _Peer(ThreadingHTTPServer):
 
     def wait(self, least: int) -> None:
         with self._more:
-            assert self._more.wait_for(lambda: self.taken >= least, 300), f"{self.taken} records came, not {least}."
+            assert self._more.wait_for(lambda: self.taken >= least, 300), f"{self.taken} of {least} records arrived"
 
 
 @pytest.fixture

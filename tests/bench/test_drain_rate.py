@@ -34,7 +34,7 @@ _LEAST_RATIO = 0.85
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Return the URL of a server that accepts every request, in a process of its own."""
+    """Return the URL of a server in a separate process that accepts every request."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, str(Path(__file__).with_name("bare_receiver.py")), str(port)]
@@ -45,7 +45,7 @@ def url() -> Iterator[str]:
         receiver.kill()
 
 
-def test_backlog_drains_nearly_as_fast_as_a_bare_loop(
+def test_webhook_drain_rate_is_close_to_a_bare_loop(
     url: str, tmp_path: Path, figure: Callable[[str], None], *, is_short: bool
 ) -> None:
     count = _RECORDS // 3 if is_short else _RECORDS

@@ -24,7 +24,7 @@ _MOST_MS = {1: 8.0, 4: 14.0}
 
 
 @pytest.mark.parametrize("sinks", [1, 4])
-def test_cpu_of_an_event_with_three_transitions(*, sinks, serve, start_agent, figure, is_short):
+def test_cpu_time_of_an_event_with_three_transitions(*, sinks, serve, start_agent, figure, is_short):
     events = 15 if is_short else 60
     busy = serve(changes=3 * (events + 1), polls_a_change=_POLLS_PER_CHANGE)
     idle = serve()

@@ -3,7 +3,7 @@
     pytest -m "bench and interop" -s tests/bench/test_eventhubs_rate.py
 
 Both send the same number of batches, each with one key, to one emulator. The SDK's loop gets encoded bodies. The speed
-of the machine drifts, so each of our turns is compared with the mean of the SDK's turns before and after it, and the
+of the machine varies, so each run of the agent is compared with the mean of the SDK runs before and after it. The
 result is the median of these ratios.
 """
 
@@ -60,7 +60,7 @@ def emulator() -> Iterator[Any]:
 
 @pytest.fixture
 def backlog() -> Backlog:
-    """Return the records as the host hands them on: batches of one event, in order."""
+    """Return ordered batches of records, each of one event, like the batches of the delivery worker."""
     numbers = itertools.count(1)
     return [
         [sample_record(next(numbers), event=sample_event(event_id=f"EVENT-{event:04}")) for _ in range(_RECORDS_EACH)]
@@ -68,7 +68,7 @@ def backlog() -> Backlog:
     ]
 
 
-def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alone(
+def test_eventhubs_drain_rate_is_close_to_the_bare_sdk(
     emulator: Any,
     backlog: Backlog,
     figure: Callable[[str], None],
@@ -93,9 +93,9 @@ def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alon
 
 
 def _ratio(ours: list[float], by_sdk: list[float]) -> float:
-    """Return the median of our rates, each over the mean of the SDK's before and after it; one without both is left."""
-    neighbours = itertools.pairwise(by_sdk)
-    return statistics.median(rate / statistics.mean(pair) for rate, pair in zip(ours, neighbours, strict=False))
+    """Return the median of the ratios of *ours* to the mean of the SDK rates before and after it."""
+    sdk_pairs = itertools.pairwise(by_sdk)
+    return statistics.median(rate / statistics.mean(pair) for rate, pair in zip(ours, sdk_pairs, strict=False))
 
 
 def _sentence(what: str, ours: list[float], by_sdk: list[float], ratio: float) -> str:
@@ -103,7 +103,7 @@ def _sentence(what: str, ours: list[float], by_sdk: list[float], ratio: float) -
 
 
 def _rate_of_worker(directory: Path) -> float:
-    """Fill an outbox, then let a worker drain it; return its records a second."""
+    """Fill an outbox, and let a worker send its records. Return the records per second."""
     config = EventHubsConfig(credential="connection_string", connection_string_env="EVENT_HUBS", name="bench")
     directory.mkdir()
     outbox = Outbox(directory, max_pending_bytes=2**28)
@@ -120,7 +120,9 @@ def _rate_of_worker(directory: Path) -> float:
     outbox.on_due = worker.notify
     never = threading.Event()
     worker.start()
-    while outbox.read(deliveries.totals).sinks["bench"].delivered == 0:  # connects, before the clock starts
+    while (
+        outbox.read(deliveries.totals).sinks["bench"].delivered == 0
+    ):  # The measurement starts after the connection is open.
         never.wait(0.005)
     before, started = outbox.read(deliveries.totals).sinks["bench"].delivered, time.perf_counter()
     while outbox.read(deliveries.totals).sinks["bench"].pending:

@@ -20,17 +20,17 @@ pytestmark = [
 
 _INTERVAL_SECONDS = 1.0
 _MOST_OF_BARE = 0.85
-_SIDE_BY_SIDE = 4
+_PROCESSES = 4
 _WINDOW_SECONDS = 15.0
 _STDOUT = '[[sinks]]\ntype = "stdout"'
 
 
 @pytest.fixture
 def start_both(serve, start_agent, start_bare_loop):
-    """Return what starts the agents and the bare loops, each with a machine of its own."""
+    """Return a function that starts the agents and the bare loops, each with a separate machine."""
 
     def start():
-        documents = serve(ports=2 * _SIDE_BY_SIDE)
+        documents = serve(ports=2 * _PROCESSES)
         agents = [
             start_agent(
                 f"agent-{number}",
@@ -39,24 +39,24 @@ def start_both(serve, start_agent, start_bare_loop):
                 poll_interval_seconds=_INTERVAL_SECONDS,
                 stdout=subprocess.DEVNULL,
             )
-            for number, endpoint in enumerate(documents.endpoints[:_SIDE_BY_SIDE])
+            for number, endpoint in enumerate(documents.endpoints[:_PROCESSES])
         ]
-        bare_loops = [start_bare_loop(url, _INTERVAL_SECONDS) for url in documents.urls[_SIDE_BY_SIDE:]]
+        bare_loops = [start_bare_loop(url, _INTERVAL_SECONDS) for url in documents.urls[_PROCESSES:]]
         documents.wait_for_polls(10, within_seconds=120)
         return documents, agents, bare_loops
 
     return start
 
 
-def test_idle_agent_costs_less_than_bare_loops(start_both, files, figure, chart, is_short):
+def test_idle_agent_uses_less_cpu_than_bare_loops(start_both, files, figure, chart, is_short):
     documents, agents, bare_loops = start_both()
     before, calls = files(), [agent.write_calls() for agent in agents]
-    # More than a minute in any form: what the agent does once a minute is part of it.
+    # Both forms take more than a minute, to include the agent's work once per minute.
     windows = 5 if is_short else 12
     ours, bare = _micros_a_poll(documents, agents, bare_loops, windows)
     ratio = median(ours) / median(bare)
     figure(
-        f"idle agent CPU ratio {ratio:.2f} (installed, a poll each {_INTERVAL_SECONDS:g} s, {_SIDE_BY_SIDE} side by "
+        f"idle agent CPU ratio {ratio:.2f} (installed, a poll each {_INTERVAL_SECONDS:g} s, {_PROCESSES} side by "
         f"side, medians of {windows} windows of {_WINDOW_SECONDS:g} s; "
         f"ours {median(ours):.0f} us a poll, bare {median(bare):.0f} us)"
     )
@@ -67,7 +67,7 @@ def test_idle_agent_costs_less_than_bare_loops(start_both, files, figure, chart,
 
 
 def _micros_a_poll(documents, agents, bare_loops, windows):
-    """Return the CPU time of one poll in each window, of the agents and of the bare loops."""
+    """Return the CPU microseconds per poll in each window for the agents and for the bare loops."""
     never = threading.Event()
     ours, bare = [], []
     before = _readings(documents, agents, bare_loops)
@@ -85,9 +85,9 @@ def _micros_a_poll(documents, agents, bare_loops, windows):
 
 
 def _readings(documents, agents, bare_loops):
-    """Return (polls, CPU seconds) so far, of all agents and of all bare loops."""
+    """Return (polls, CPU seconds) of all agents and of all bare loops."""
     polls = documents.polls()
     return (
-        (sum(polls[:_SIDE_BY_SIDE]), sum(agent.cpu_seconds() for agent in agents)),
-        (sum(polls[_SIDE_BY_SIDE:]), sum(loop.cpu_seconds() for loop in bare_loops)),
+        (sum(polls[:_PROCESSES]), sum(agent.cpu_seconds() for agent in agents)),
+        (sum(polls[_PROCESSES:]), sum(loop.cpu_seconds() for loop in bare_loops)),
     )

@@ -1,7 +1,7 @@
-"""From the response that contains a change to the webhook's 2xx, while two busy loops run.
+"""The latency from a changed document to the 2xx response of the webhook, with two busy loops on the machine.
 
-A bare program (bare_relay.py) does the same with one commit and one thread at the same time. On a busy machine, each
-wake-up of a thread waits for its turn and each commit waits for the disk, so compare the two.
+A minimal program (bare_relay.py) does the same with one thread and one commit at the same time. On a busy machine,
+threads wait for the CPU and commits wait for the disk, so compare the two programs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AT_ONCE = ("scheduled", "started")
 
 @pytest.fixture
 def start_busy_loops(processes, env):
-    """Return what starts two loops that want a whole core each, as urgently as the agent wants one."""
+    """Return a function that starts two busy loops with the same priority as the agent."""
 
     def start():
         for _ in range(_BUSY_LOOPS):
@@ -39,7 +39,7 @@ def start_busy_loops(processes, env):
 
 @pytest.fixture
 def start_both(start_agent, start_bare_relay):
-    """Return what starts the agent on the first machine of a document server, and a bare relay on the second."""
+    """Return a function that starts the agent on the first machine and a bare relay on the second machine."""
 
     def start(documents):
         ours, bare = documents.endpoints
@@ -55,7 +55,7 @@ def start_both(start_agent, start_bare_relay):
     return start
 
 
-def test_latency_to_a_webhook_beside_two_busy_loops(*, serve, start_both, start_busy_loops, figure, chart, is_short):
+def test_webhook_latency_under_cpu_load(*, serve, start_both, start_busy_loops, figure, chart, is_short):
     changes = 200 if is_short else 600
     documents = serve(ports=2, changes=changes + _WARM_UP, events=1)
     start_both(documents)

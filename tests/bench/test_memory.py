@@ -34,7 +34,7 @@ _MOST_GROWTH_MIB = 2
 
 @dataclass(frozen=True, kw_only=True)
 class _Setup:
-    """A configuration, and what it may take. Each peer is a context manager whose value its sinks can name."""
+    """A configuration and its limit. The value of each peer, a context manager, replaces a placeholder in *sinks*."""
 
     sinks: str
     limit_mib: float
@@ -43,7 +43,7 @@ class _Setup:
 
 @contextmanager
 def _http_peer():
-    """Accept whatever is posted."""
+    """Accept all POST requests, and yield the URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Accepting)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -56,7 +56,7 @@ def _http_peer():
 
 @contextmanager
 def _event_hub():
-    """Run the emulator; its value is a file with the connection string."""
+    """Run the emulator, and yield the path of a file with its connection string."""
     if importlib.util.find_spec("proton") is None:
         pytest.skip(NEEDS)
     with started() as emulator, tempfile.NamedTemporaryFile("w") as file:
@@ -133,7 +133,7 @@ ca_file = "{}"
 """
 
 
-def test_memory_and_first_record_of_event_hubs_by_managed_identity(
+def test_memory_and_first_record_of_eventhubs_with_managed_identity(
     *, start_agent, env, figure, chart, tmp_path, monkeypatch
 ):
     pytest.importorskip("proton", reason=NEEDS)
@@ -169,7 +169,7 @@ def _wait_for_lines(path, least, *, within_seconds):
     deadline, never = time.monotonic() + within_seconds, threading.Event()
     while (lines := path.read_bytes().count(b"\n")) < least:
         if time.monotonic() > deadline:
-            pytest.fail(f"After {within_seconds:g} s the agent had printed {lines} records, not {least}.")
+            pytest.fail(f"After {within_seconds:g} s the agent had printed {lines} of {least} records.")
         never.wait(0.2)
 
 
@@ -178,7 +178,7 @@ _PUSHES = 20
 _MOST_TELEMETRY_MIB = 15
 
 
-def test_memory_of_the_push_of_metrics(*, serve, start_agent, env, figure, monkeypatch):
+def test_memory_of_the_metrics_push(*, serve, start_agent, env, figure, monkeypatch):
     """Compare agents without a push, with a Collector that accepts pushes, and with a Collector that never responds."""
     monkeypatch.setitem(env, "OTEL_EXPORTER_OTLP_TIMEOUT", "500")
     documents = serve(changes=0, polls_a_change=1, events=1)

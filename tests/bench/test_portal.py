@@ -1,7 +1,7 @@
-"""5,000 agents on one portal process, and 20,000: memory, idle CPU, latency of decisions, a restart, and a stop.
+"""5,000 and 20,000 agents on one portal process: memory, idle CPU, latency of decisions, restart, and stop.
 
-All agents receive a decision twice: once from 5,000 decisions that were signed elsewhere, and once from one hold on an
-event whose resource group has 5,000 VMs. With BENCH=short, there are 1,000 agents.
+All agents receive two decisions: one of 5,000 decisions from another signer, and one from a hold on an event of a
+resource group with 5,000 VMs. With BENCH=short, there are 1,000 agents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 uvloop = pytest.importorskip("uvloop", reason="the extra [portal] is not installed")
-resource = pytest.importorskip("resource", reason="the figures are those of Linux")
+resource = pytest.importorskip("resource", reason="the benchmark requires Linux")
 
 from portal_load import PollingAgents, PortalUnderLoad  # noqa: E402
 from postgresql_server import Server, programs  # noqa: E402
@@ -42,18 +42,18 @@ async def measured(portal, count, figure, chart, name):
         await agents.all_held()
         idle, rss = await resting(portal)
         figure(f"portal, {count} polls held, {name}: RSS {rss:.0f} MB, idle {100 * idle:.1f} % of a core")
-        p50, p99 = await told_one_by_one(portal, agents)
-        figure(f"portal, {name}: decision brought to agent told: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
-        hundred = await told_of(portal, agents, range(100))
+        p50, p99 = await single_latencies(portal, agents)
+        figure(f"portal, {name}: decision to agent: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
+        hundred = await fleet_latency(portal, agents, range(100))
         cpu = portal.cpu_seconds
-        everybody = await told_of(portal, agents, range(count))
+        everyone = await fleet_latency(portal, agents, range(count))
         cpu = portal.cpu_seconds - cpu
         figure(
-            f"portal, {name}: last of 100 told after {hundred:.2f} s, of {count} after {everybody:.2f} s "
+            f"portal, {name}: decisions to all of 100 agents in {hundred:.2f} s, to all of {count} in {everyone:.2f} s "
             f"({cpu:.2f} s of CPU)"
         )
-        held = await told_by_a_hold(portal, agents)
-        figure(f"portal, {name}: last of {count} told {held:.2f} s after one hold on an event of 100 VMs")
+        held = await hold_latency(portal, agents)
+        figure(f"portal, {name}: one hold on an event of 100 VMs to all of {count} agents in {held:.2f} s")
         peak = portal.rss_mb
         stopped, back = await restarted(portal, agents)
         figure(f"portal, {name}: stop {stopped:.1f} s with all held, all back {back:.1f} s after it; RSS {peak:.0f} MB")
@@ -62,7 +62,7 @@ async def measured(portal, count, figure, chart, name):
             chart("portal-memory", label, **{"connected": rss, "after 10,000 decisions": peak})
             chart("portal-decision", f"one agent, {label}", p50=p50 * 1e3, p99=p99 * 1e3)
             chart("portal-fleet", "one hold for all VMs", **{label: held})
-            chart("portal-fleet", "5,000 signed decisions", **{label: everybody})
+            chart("portal-fleet", "5,000 signed decisions", **{label: everyone})
             chart("portal-fleet", "all connected again after a restart", **{label: back})
     finally:
         await agents.end()
@@ -71,7 +71,7 @@ async def measured(portal, count, figure, chart, name):
     assert p99 <= 0.5
     assert hundred <= 1.0
     assert cpu <= 3.0
-    assert everybody <= 3.0
+    assert everyone <= 3.0
     assert held <= 3.0
     assert stopped <= 5.0
     assert back <= 60.0
@@ -79,15 +79,15 @@ async def measured(portal, count, figure, chart, name):
 
 
 async def resting(portal):
-    """Return the portal's share of a core while nothing happens, and its memory after that."""
+    """Return the portal's share of a core while it is idle, and its memory afterwards."""
     await asyncio.sleep(2)
     cpu = portal.cpu_seconds
     await asyncio.sleep(IDLE_SECONDS)
     return (portal.cpu_seconds - cpu) / IDLE_SECONDS, portal.rss_mb
 
 
-async def told_one_by_one(portal, agents):
-    """Return the median and the 99th percentile of how soon one agent is told."""
+async def single_latencies(portal, agents):
+    """Return the median and the 99th percentile of the latency of a decision to one agent."""
     single = []
     gc.collect()
     gc.freeze()  # a collection of this process would count as latency of the portal
@@ -101,8 +101,8 @@ async def told_one_by_one(portal, agents):
     return statistics.median(single), single[int(len(single) * 0.99)]
 
 
-async def told_by_a_hold(portal, agents):
-    """Return after how many seconds the last of all VMs of the resource group was told of one hold."""
+async def hold_latency(portal, agents):
+    """Return the seconds until the last VM of the resource group has received one hold."""
     await agents.all_held()
     event = await asyncio.to_thread(portal.report_fleet, agents.count)
     await asyncio.sleep(2)
@@ -115,9 +115,9 @@ async def told_by_a_hold(portal, agents):
 
 
 async def restarted(portal, agents):
-    """Stop the portal while everybody is held, start it again, and return how long either took; nobody misses a word.
+    """Stop and start the portal during held polls. Return the seconds of both. No agent misses a decision.
 
-    The last decisions come right before the stop, so that some agents hear of them only after it.
+    The last decisions arrive just before the stop, so that some agents receive them after the restart.
     """
     last = portal.decisions(range(100))
     began = time.perf_counter()
@@ -132,7 +132,7 @@ async def restarted(portal, agents):
     return stopped, back
 
 
-async def told_of(portal, agents, numbers):
+async def fleet_latency(portal, agents, numbers):
     tokens = portal.decisions(numbers)
     await agents.all_held()
     began = time.perf_counter()
@@ -155,7 +155,7 @@ def test_5000_agents_poll(tmp_path, env, figure, is_short, *, chart, name, most_
 
 
 async def vanished(portal, count, seconds):
-    """Have *count* polls held, and end each connection by a reset; return the memory then, and *seconds* later."""
+    """Reset the connections of *count* held polls. Return the memory before, and *seconds* after the resets."""
     agents = PollingAgents(count, portal)
     agents.start(spread_seconds=count / 500)
     await agents.all_held()
@@ -166,10 +166,10 @@ async def vanished(portal, count, seconds):
 
 
 def test_two_processes_on_postgresql_poll(tmp_path, env, figure, is_short):
-    """An idle process exchanges no agents, so the cost of a process does not depend on the number of processes."""
+    """The cost of an idle process does not depend on the number of processes."""
     pytest.importorskip("psycopg", reason="the extra [portal-postgresql] is not installed")
     if (binaries := programs()) is None:
-        pytest.skip("no PostgreSQL is installed here")
+        pytest.skip("PostgreSQL is not installed")
     count = min(1_000 if is_short else 10_000, (raise_file_limit() - 150) // 2)
     server = Server(binaries)
     portals = []
@@ -193,7 +193,7 @@ def server_cpu(server, database):
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     seconds = sum(map(int, Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[11:15]))
     for child in children:
-        with contextlib.suppress(FileNotFoundError):  # it has ended
+        with contextlib.suppress(FileNotFoundError):  # The process has ended.
             seconds += sum(map(int, Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return seconds / os.sysconf("SC_CLK_TCK")
 
@@ -220,7 +220,7 @@ async def measured_on_postgresql(portals, count, figure, cpu_of_server):
     assert max(shares) < 0.2
 
 
-def test_hold_of_a_wave_reaches_its_agents(tmp_path, env, figure):
+def test_hold_of_a_wave_reaches_its_agents_within_two_seconds(tmp_path, env, figure):
     portal = PortalUnderLoad(tmp_path, env)
     portal.start()
     try:
@@ -254,13 +254,13 @@ async def held_waves(portal, *, events, vms, rounds):
 
 
 @pytest.mark.parametrize("name", ["plain", "tls"])
-def test_clients_that_vanish_do_not_accumulate_memory(tmp_path, env, figure, is_short, name):
+def test_reset_connections_do_not_accumulate_memory(tmp_path, env, figure, is_short, name):
     count, seconds = (1_000, 35) if is_short else (5_000, 60)
     raise_file_limit()
     portal = PortalUnderLoad(tmp_path, env, tls=name == "tls")
     portal.start()
     try:
-        uvloop.run(vanished(portal, 50, 0))  # what the first of all has loaded
+        uvloop.run(vanished(portal, 50, 0))  # a warm-up
         before = portal.rss_mb
         storms = [uvloop.run(vanished(portal, count, seconds)) for _ in range(3)]
     finally:
@@ -287,7 +287,7 @@ async def measured_at_the_limit(portal, count, figure):
     try:
         await agents.all_held()
         idle, rss = await resting(portal)
-        p50, p99 = await told_one_by_one(portal, agents)
+        p50, p99 = await single_latencies(portal, agents)
         stopped, back = await restarted(portal, agents)
     finally:
         await agents.end()

@@ -49,7 +49,7 @@ def office(tmp_path_factory):
         yield office
 
 
-def test_every_page_is_small_and_takes_little_cpu(office, figure):
+def test_every_page_is_small_and_uses_little_cpu(office, figure):
     ann = office.browser("ann")
     found = {name: _cost(ann, path) for name, path in PAGES.items()}
     figure(f"{VMS} VMs, {OPEN} open and {PAST} past events")

@@ -67,7 +67,7 @@ def add_day(store, day):
         pass
 
 
-def test_database_stays_flat_with_retention_and_the_audit_verifies(tmp_path, figure):
+def test_database_size_is_stable_with_retention_and_the_audit_is_valid(tmp_path, figure):
     file = tmp_path / "portal.db"
     store = Store.of_file(file)
     store.migrate()
@@ -89,6 +89,6 @@ def test_database_stays_flat_with_retention_and_the_audit_verifies(tmp_path, fig
     figure(f"database after one, two, and three times {RETENTION_DAYS} days: {shown}")
     first, second, third = (size - of_audit for size, of_audit in sizes)
     assert fault is None
-    # SQLite fills a page completely only until rows are deleted.
+    # SQLite fills pages completely only as long as no rows are deleted.
     assert second < 1.3 * first
     assert third < 1.1 * second

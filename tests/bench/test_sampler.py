@@ -1,6 +1,6 @@
 """The CPU of the idle sampler, compared with the CPU of the request of a poll on the same thread.
 
-Both run after a wait, as in the agent, because a program that has waited finds little of its code in the CPU's caches.
+Both run after a wait, as in the agent, because the CPU caches contain little of a program after a wait.
 The whole agent uses about three times the CPU of the request, so 6 % of the request are 2 % of a poll.
 """
 
@@ -30,7 +30,7 @@ def _cpu_seconds(work):
     return time.thread_time() - began
 
 
-def test_idle_sampler_costs_little_of_a_poll(figure):
+def test_idle_sampler_uses_a_small_share_of_the_poll_cpu(figure):
     sampler, clocks, never = Sampler(), SystemClocks(), threading.Event()
     with Simulator(vms=["vm_0"], rate_limit=False) as azure:
         imds = ImdsClient(endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5, first_timeout_seconds=5)

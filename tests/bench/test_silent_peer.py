@@ -1,4 +1,4 @@
-"""A peer that accepts TCP and stays silent: the longest call of each network sink, of IMDS, and of the portal."""
+"""The longest call of each network sink, of IMDS, and of the portal with a peer that accepts TCP and never responds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HUB = "Endpoint=sb://hub.servicebus.windows.net/;SharedAccessKeyName=send;Share
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return the port of a listener that never answers; the kernel accepts the connections."""
+    """Return the port of a listener that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         yield listener.getsockname()[1]
 
@@ -48,7 +48,9 @@ def port() -> Iterator[int]:
     ],
     ids=["webhook", "webhook over TLS", "otlp", "eventhubs amqp", "eventhubs https"],
 )
-def test_sink(sink_class: type[Sink], keys: dict[str, str], *, port, figure, is_short, monkeypatch, request):
+def test_send_to_a_silent_peer_ends_at_the_deadline(
+    sink_class: type[Sink], keys: dict[str, str], *, port, figure, is_short, monkeypatch, request
+):
     monkeypatch.setenv("BENCH_HUB", _HUB)
     given: dict[str, Any] = {name: value.format(port=port) for name, value in keys.items()}
     if sink_class is EventHubsSink:
@@ -59,7 +61,7 @@ def test_sink(sink_class: type[Sink], keys: dict[str, str], *, port, figure, is_
         _judge(request.node.callspec.id, lambda: sender.send([record]), figure, is_short=is_short)
 
 
-def test_imds(port, figure, is_short):
+def test_poll_of_a_silent_imds_ends_at_the_deadline(port, figure, is_short):
     imds = ImdsClient(
         endpoint=f"http://127.0.0.1:{port}",
         api_version="2020-07-01",
@@ -70,11 +72,11 @@ def test_imds(port, figure, is_short):
         _judge("IMDS", imds.scheduled_events, figure, is_short=is_short)
 
 
-def test_portal(port, figure, is_short):
+def test_poll_of_a_silent_portal_ends_at_the_deadline(port, figure, is_short):
     remote = {"url": f"http://127.0.0.1:{port}", "keys": [_KEY], "wait_seconds": 1}
     portal = PortalClient(msgspec.convert(remote, RemoteSettings))
     # A long poll may take its wait and the time of a request.
-    deadline_seconds = portal._deadline_seconds  # no setting has this value
+    deadline_seconds = portal._deadline_seconds  # This value is not a setting.
     with closing(portal):
         call = lambda: portal.poll("vm", index=0)  # noqa: E731
         _judge("portal", call, figure, is_short=is_short, deadline_seconds=deadline_seconds)

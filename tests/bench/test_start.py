@@ -24,7 +24,7 @@ _MOST_MIB, _MOST_STATUS_SECONDS, _MOST_START_SECONDS = 30, 0.5, 1.0
 
 
 @pytest.mark.parametrize(("command", "most"), [("--help", 2.5), ("status", 3.0)])
-def test_cpu_of_a_command(*, command, most, serve, start_agent, scripts, env, figure, tmp_path):
+def test_cpu_time_of_a_command(*, command, most, serve, start_agent, scripts, env, figure, tmp_path):
     documents = serve()
     start_agent("agent", documents.endpoints[0], sinks=_STDOUT, poll_interval_seconds=1, stdout=subprocess.DEVNULL)
     documents.wait_for_polls(2, within_seconds=60)
@@ -38,7 +38,7 @@ def test_cpu_of_a_command(*, command, most, serve, start_agent, scripts, env, fi
     assert ratio <= most
 
 
-def test_start_to_first_poll(serve, start_agent, start_bare_loop, figure, is_short):
+def test_time_from_start_to_first_poll(serve, start_agent, start_bare_loop, figure, is_short):
     ours, bare = [], []
     for number in range(5 if is_short else _ROUNDS):
         documents = serve(ports=2)
@@ -57,7 +57,7 @@ def test_start_to_first_poll(serve, start_agent, start_bare_loop, figure, is_sho
     assert ratio <= 1.6
 
 
-def test_ten_thousand_pending_records(*, serve, start_agent, scripts, env, figure, tmp_path):
+def test_memory_and_start_time_with_ten_thousand_pending_records(*, serve, start_agent, scripts, env, figure, tmp_path):
     idle = serve()
     bare = start_agent("idle", idle.endpoints[0], sinks=_DEAD, poll_interval_seconds=0.2, stdout=subprocess.DEVNULL)
     documents = serve(changes=_CHANGES, events=_EVENTS)
@@ -98,7 +98,7 @@ def _cpu_seconds(argv, env):
 
 
 def _first_poll(documents, machine, start):
-    """Return the seconds from *start* to the first poll of *machine*; the started process is ended."""
+    """Return the seconds from *start* to the first poll of *machine*. Stop the process afterwards."""
     began_at = time.monotonic()
     measured = start()
     while not documents.polls()[machine]:

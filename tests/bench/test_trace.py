@@ -1,12 +1,12 @@
 """The path of a document and of a decision through a running agent: few files, and one direction.
 
-A real agent runs in this process, against a simulated metadata service and a portal. `sys.setprofile` notes each call
-from one file of `bridge` into another. The path of a document ends when its records are in the state and the saver is
-woken. The path of a decision also includes the result of its approval.
+A real agent runs in this process with a simulated metadata service and a portal. `threading.setprofile` records each
+call from one file of `bridge` to another. The path of a document ends when its records are in the state and the saver
+is notified. The path of a decision also includes the result of its approval.
 
 A file is on the path if it calls another file, or if it is the end of the path (`state` and `saver`). A file that only
-answers its caller, such as a parser, is not on the path. The modules in _BOTTOM may be called from anywhere and are not
-counted. Delivery begins where the outbox wakes the workers, and is a separate path. Print both paths with
+returns a result to its caller, such as a parser, is not on the path. All files may call the modules in _BOTTOM, which
+do not count. Delivery begins where the outbox wakes the workers, and is a separate path. Print both paths with
 ``pytest -s tests/bench/test_trace.py``.
 """
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _ROOT = Path(str(bridge.__file__)).parent
 _WAIT_SECONDS = 20.0
-#: Poll, identity, and watchdog threads do other work while a decision is on its way.
+#: Threads that do unrelated work during the processing of a decision.
 _OTHER_THREADS = ("MainThread", "identity", "deadline", "saver", "control", "delivery", "sink")
 _BOTTOM = ("backoff", "clock", "delivery/", "errors", "events/event", "events/record", "http/", "logs", "metrics/")
 _BOTTOM += ("outbox/rows", "sink", "strict_json", "system/", "testing/", "text")
@@ -43,7 +43,7 @@ _CALLBACKS = {"polling/poller.py:_event_row"}
 
 
 class Call(NamedTuple):
-    """A call from another file; *stack* has the files of its callers, the nearest first."""
+    """A call from another file. *stack* contains the files of the callers, the nearest first."""
 
     at: float
     file: str
@@ -52,12 +52,12 @@ class Call(NamedTuple):
 
 
 class Tracer:
-    """Notes calls in threads that start while it is installed."""
+    """Records calls in threads that start while the tracer is installed."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.skipped: tuple[str, ...] | None = None
-        """The threads that are not followed; None: none is followed."""
+        """The threads that are not traced. None means that no thread is traced."""
         self._files: dict[str, str | None] = {}
 
     def note(self, frame: FrameType, event: str, _argument: Any) -> None:
@@ -103,7 +103,7 @@ def tracer() -> Iterator[Tracer]:
     threading.setprofile(None)
 
 
-def test_path_of_a_document(tracer, tmp_path):
+def test_path_of_a_document_has_few_files_and_one_direction(tracer, tmp_path):
     with Simulator(vms=["vm_0"], rate_limit=False) as azure, running_agent(tmp_path, azure, sinks=[memory()]):
         wait_for_poll(azure)
         tracer.skipped = (*_OTHER_THREADS, "approv")
@@ -114,7 +114,7 @@ def test_path_of_a_document(tracer, tmp_path):
     judge("document", tracer, 10)
 
 
-def test_path_of_a_decision(tracer, tmp_path):
+def test_path_of_a_decision_has_few_files_and_one_direction(tracer, tmp_path):
     with (
         Simulator(vms=["vm_0"], rate_limit=False) as azure,
         PortalStub(tmp_path / "portal", tls=False) as portal,
@@ -167,7 +167,7 @@ def announce(azure: Simulator) -> None:
 
 
 def wait_for_poll(azure: Simulator) -> None:
-    """Wait until the next poll is over."""
+    """Wait for the end of the next poll."""
     count = len(azure.requests)
     wait(lambda: any(seen.method == "GET" and "scheduledevents" in seen.path for seen in azure.requests[count:]))
     time.sleep(0.3)
@@ -176,5 +176,5 @@ def wait_for_poll(azure: Simulator) -> None:
 def wait(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "It did not happen in time."
+        assert time.monotonic() < deadline, "the condition did not occur in time"
         time.sleep(0.001)

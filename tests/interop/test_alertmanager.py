@@ -1,4 +1,4 @@
-"""A real Alertmanager (Debian: prometheus-alertmanager): alerts fire, are refreshed, resolve, and it says so."""
+"""Alerts in a real Alertmanager (Debian: prometheus-alertmanager): firing, refresh, resolution, and notifications."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 PATIENCE_SECONDS = 20.0
-#: group_wait and group_interval are as short as can be, so that a test need not wait half a minute.
+#: The minimum of group_wait and group_interval, because the defaults would take half a minute.
 CONFIGURATION = """
 route: {receiver: us, group_by: [alertname, event_id], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}
 receivers: [{name: us, webhook_configs: [{url: "http://%s/notify", send_resolved: true}]}]
@@ -46,16 +46,16 @@ receivers: [{name: us, webhook_configs: [{url: "http://%s/notify", send_resolved
 
 
 def eventually(question: Callable[[], Any]) -> Any:
-    """Return the first true answer to *question*."""
+    """Return the first true result of *question*."""
     pause, deadline = threading.Event(), time.monotonic() + PATIENCE_SECONDS
     while not (answer := question()):
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "the condition did not occur in time"
         pause.wait(0.05)
     return answer
 
 
 class Alertmanager:
-    """The program in *directory*, started, stopped and started again at one address, and whom it notifies."""
+    """Alertmanager in *directory*, at one address for all starts, and the receiver of its notifications."""
 
     def __init__(self, directory: Path, notified: HttpPeer) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -67,7 +67,7 @@ class Alertmanager:
         (directory / "config.yml").write_text(CONFIGURATION % notified.address.authority)
 
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start Alertmanager, and wait until it is ready."""
         command = [
             str(PROGRAM),
             f"--config.file={self._directory / 'config.yml'}",
@@ -80,23 +80,23 @@ class Alertmanager:
         eventually(lambda: is_up(self.url))
 
     def stop(self) -> None:
-        """Stop it as systemd does: it writes down whom it has notified, and of no alert."""
+        """Stop Alertmanager like systemd. It then saves its notifications, but not its alerts."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(PATIENCE_SECONDS)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL. It then loses the notifications since its last snapshot, at most 15 minutes ago."""
+        """Kill Alertmanager with SIGKILL. It then loses the notifications since its last snapshot."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(PATIENCE_SECONDS)
 
-    def forget(self) -> None:
-        """Delete its data, as a container without a volume does at each start."""
+    def delete_data(self) -> None:
+        """Delete the data of Alertmanager, as in a restarted container without a volume."""
         shutil.rmtree(self._directory / "data")
 
     def alerts(self, event_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the alerts that it shows, those that fire: all, or those of *event_id*."""
+        """Return all firing alerts, or the firing alerts of *event_id*."""
         chosen = {} if event_id is None else {"filter": f'event_id="{event_id}"'}
         answer = requests.get(f"{self.url}/api/v2/alerts", params=chosen, timeout=10)
         answer.raise_for_status()
@@ -104,7 +104,7 @@ class Alertmanager:
         return found
 
     def labels(self) -> list[dict[str, str]]:
-        """Return the labels of each alert that fires, in the order of the events' ids."""
+        """Return the labels of each firing alert, ordered by EventId."""
         return sorted((alert["labels"] for alert in self.alerts()), key=lambda labels: str(labels["event_id"]))
 
     def notifications(self, event_id: str) -> list[str]:
@@ -160,7 +160,7 @@ def record(event_id: str, transition: Transition, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("transition", [Transition.COMPLETED, Transition.CANCELED, Transition.ENDED])
-def test_an_alert_fires_and_resolves(alertmanager: Alertmanager, sink: Any, transition: Transition) -> None:
+def test_alert_fires_and_resolves(alertmanager: Alertmanager, sink: Any, transition: Transition) -> None:
     event_id = f"life-{transition.value}"
     each = sink(path="/" if transition is Transition.ENDED else "")
     each.check()
@@ -173,7 +173,7 @@ def test_an_alert_fires_and_resolves(alertmanager: Alertmanager, sink: Any, tran
     eventually(lambda: "resolved" in alertmanager.notifications(event_id))
 
 
-def test_a_reboot_that_turns_out_a_freeze_leaves_one_alert_and_then_none(alertmanager: Alertmanager, sink: Any) -> None:
+def test_event_that_changes_its_type_keeps_one_alert(alertmanager: Alertmanager, sink: Any) -> None:
     each = sink()
     each.send([record("turns", Transition.SCHEDULED, event={"event_type": "Reboot"})])
     changed = {"previous": {"event_type": "Reboot"}, "changed": ("event_type",)}
@@ -184,9 +184,7 @@ def test_a_reboot_that_turns_out_a_freeze_leaves_one_alert_and_then_none(alertma
 
 
 @pytest.mark.parametrize("seconds", [-90, -8, 8])
-def test_an_end_resolves_the_alert_although_the_clocks_differ(
-    alertmanager: Alertmanager, sink: Any, seconds: int
-) -> None:
+def test_ending_resolves_the_alert_despite_clock_skew(alertmanager: Alertmanager, sink: Any, seconds: int) -> None:
     event_id = f"clock{seconds}"
     each = sink(ahead=timedelta(seconds=seconds))
     each.send([record(event_id, Transition.SCHEDULED)])
@@ -195,7 +193,7 @@ def test_an_end_resolves_the_alert_although_the_clocks_differ(
     assert alertmanager.alerts(event_id) == []
 
 
-# An Alertmanager that is restarted keeps, at best, whom it has notified: it knows of no alert until it is told again.
+# A restarted Alertmanager keeps at most its notifications. It has no alerts until the agent sends them again.
 
 REFRESH_SECONDS = 3.0
 
@@ -208,7 +206,7 @@ def azure() -> Iterator[Simulator]:
 
 @pytest.fixture
 def agent(azure: Simulator, tmp_path: Path, agent_env: dict[str, str]) -> Iterator[Callable[[str], None]]:
-    """Run the agent with one table for the Alertmanager at a URL."""
+    """Return a function that runs the agent with a sink for the Alertmanager at a URL."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(url: str) -> None:
@@ -229,11 +227,11 @@ def agent(azure: Simulator, tmp_path: Path, agent_env: dict[str, str]) -> Iterat
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifies_nobody_twice(
+def test_restarted_alertmanager_gets_its_alerts_back_without_notifications(
     azure: Simulator, agent: Callable[[str], None], tmp_path: Path
 ) -> None:
     week = 7 * 24 * 3600.0
-    # A long notice, and a duration that no simulated time reaches: each is ended by the test.
+    # With a long notice and no duration, the events end only when the test ends them.
     ids = {
         kind: azure.world.add_event(EventSpec(event_type=kind, notice_seconds=notice, duration_seconds=None))
         for kind, notice in (("Freeze", 900.0), ("Reboot", 900.0), ("Redeploy", week))
@@ -258,7 +256,7 @@ def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifie
         }
 
         running.stop()
-        running.forget()
+        running.delete_data()
         running.start()
         eventually(lambda: running.labels() == before)
 
@@ -275,7 +273,7 @@ def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifie
     assert account.accepted > 6
 
 
-def test_killed_alertmanager_notifies_again_but_reports_no_end_of_an_event_that_ended_meanwhile(
+def test_killed_alertmanager_repeats_active_alerts_and_misses_endings(
     azure: Simulator, agent: Callable[[str], None], tmp_path: Path
 ) -> None:
     event = EventSpec(event_type="Freeze", notice_seconds=900.0, duration_seconds=None)
@@ -299,9 +297,9 @@ def test_killed_alertmanager_notifies_again_but_reports_no_end_of_an_event_that_
         assert running.notifications(ending) == ["firing"]
 
 
-@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool, which comes with Alertmanager, is not installed")
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool (part of Alertmanager) is not installed")
 @pytest.mark.parametrize(("severity", "receiver"), [("info", "log"), ("warning", "oncall"), ("critical", "oncall")])
-def test_route_of_the_page_sends_info_elsewhere(tmp_path: Path, severity: str, receiver: str) -> None:
+def test_documented_route_sends_info_to_another_receiver(tmp_path: Path, severity: str, receiver: str) -> None:
     shown = doc_pages.marked(doc_pages.page("docs/howto/alertmanager.md"), "alertmanager: route")
     file = tmp_path / "alertmanager.yml"
     file.write_text(f"{shown}receivers:\n  - name: oncall\n  - name: log\n")

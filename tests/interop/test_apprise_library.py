@@ -1,4 +1,4 @@
-"""The apprise sink over the real library, against its own ``json://`` service on loopback."""
+"""The apprise sink with the real library and its ``json://`` service on the loopback interface."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ else:
 
 pytestmark = [
     pytest.mark.interop,
-    # Of the library's plugins, when it loads them all: not ours to mend.
+    # The plugins of the library cause these warnings.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 pytest.importorskip("apprise", reason="the extra [apprise] is not installed")
 
 
 class Peer:
-    """An HTTP endpoint that answers by path: /NAME gets the status of that name, or silence for 0."""
+    """An HTTP endpoint that responds with the status of the path in `statuses`, or not at all for 0."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, int] = {}
@@ -96,7 +96,7 @@ def failure(sink: AppriseSink, number: int = 1) -> DeliveryFailed:
     return caught.value
 
 
-def test_message_arrives_as_it_was_meant(peer: Peer, tmp_path: Path) -> None:
+def test_message_arrives_unchanged(peer: Peer, tmp_path: Path) -> None:
     record = sample_record(event=sample_event(event_type="Preempt", description="<b>*bold*</b> & \\n {x} ☃"))
     sink = sink_for(tmp_path, peer.url("/a"))
     sink.check()
@@ -108,7 +108,7 @@ def test_message_arrives_as_it_was_meant(peer: Peer, tmp_path: Path) -> None:
     assert body["message"] == sentence(record)
 
 
-def test_refusal_is_explained_and_only_the_failed_url_is_tried_again(
+def test_failure_has_a_reason_and_only_the_failed_url_is_retried(
     peer: Peer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = sink_for(tmp_path, peer.url("/good"), peer.url("/bad"))
@@ -128,7 +128,7 @@ def test_refusal_is_explained_and_only_the_failed_url_is_tried_again(
         assert "pa55word" not in text
 
 
-def test_check_config_names_the_throttle_of_apprise(tmp_path: Path, agent_env: dict[str, str]) -> None:
+def test_check_config_warns_about_the_apprise_throttle(tmp_path: Path, agent_env: dict[str, str]) -> None:
     (tmp_path / "urls").write_text("json://me:pa55word@127.0.0.1:9/\nmailto://me:pa55word@example.net\n")
     (tmp_path / "urls").chmod(0o600)
     config = tmp_path / "config.toml"
@@ -143,7 +143,7 @@ def test_check_config_names_the_throttle_of_apprise(tmp_path: Path, agent_env: d
 
 
 class Mailbox(socketserver.StreamRequestHandler):
-    """A mail server that takes what a user who has logged in sends it."""
+    """A mail server that accepts mails of an authenticated user."""
 
     def handle(self) -> None:
         self._say("220 smtp.example.net ESMTP")
@@ -170,7 +170,7 @@ class Mailbox(socketserver.StreamRequestHandler):
         self.wfile.write(f"{line}\r\n".encode())
 
 
-def test_recipe_for_mail_sends_one(tmp_path: Path) -> None:
+def test_mail_recipe_sends_one_mail(tmp_path: Path) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mailbox) as server:
         server.mails = []  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Our requests, read by the CloudEvents SDK (PyPI: cloudevents)."""
+"""The CloudEvents SDK (PyPI: cloudevents) reads the requests of the webhook sink."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read() -> Iterator[Any]:
         sink.close()
 
 
-def test_the_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
+def test_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
     record = sample_record()
     event = read()
     assert event.get_specversion() == "1.0"
@@ -49,6 +49,6 @@ def test_the_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
     assert event.get_data() == msgspec.json.decode(encode(record))
 
 
-def test_the_data_is_what_our_schema_describes(read: Any) -> None:
+def test_data_matches_the_schema(read: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     jsonschema.validate(read().get_data(), json_schema())

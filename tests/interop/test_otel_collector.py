@@ -1,4 +1,4 @@
-"""The real OpenTelemetry Collector reads what the otlp sink sends; otelcol/build.yaml says how to build it."""
+"""The real OpenTelemetry Collector reads the requests of the otlp sink. otelcol/build.yaml describes its build."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _free_port():
 
 
 class Collector:
-    """A running Collector, and what it has printed."""
+    """A running Collector and its output."""
 
     def __init__(self, program: str, directory: Path, *, forward: str = "") -> None:
         """Forward every signal to the URL *forward* after the Collector has read it. Without a URL, print the logs."""
@@ -89,12 +89,12 @@ class Collector:
             self._process = subprocess.Popen([program, "--config", str(config)], stdout=log, stderr=log)
 
     def wait_for(self, text: str, within_seconds: float = _READ_SECONDS) -> str:
-        """Return all that was printed, once *text* is in it."""
+        """Wait until the output contains *text*. Return the output."""
         never = threading.Event()
         deadline = time.monotonic() + within_seconds
         while text not in (printed := self._log.read_text()):
             assert self._process.poll() is None, printed
-            assert time.monotonic() < deadline, f"{text!r} did not come: {printed}"
+            assert time.monotonic() < deadline, f"{text!r} is not in the output: {printed}"
             never.wait(0.05)
         return printed
 
@@ -107,9 +107,7 @@ class Collector:
 def program():
     program = os.environ.get("OTELCOL") or shutil.which("otelcol")
     if program is None:
-        pytest.skip(
-            "no OpenTelemetry Collector: set OTELCOL to one (tests/interop/otelcol/build.yaml says how to build it)"
-        )
+        pytest.skip("no OpenTelemetry Collector: set OTELCOL to one (see tests/interop/otelcol/build.yaml)")
     return program
 
 
@@ -137,7 +135,7 @@ def make_sink(collector):
 
 
 def _printed(collector, record):
-    """Return ``name: value`` lines of what the Collector printed of *record*, without its indentation."""
+    """Return the lines that the Collector printed about *record*, without indentation."""
     lines = collector.wait_for(f"log.record.uid: Str({record.id})").splitlines()
     return [re.sub(r"^\s*(->)?\s*", "", line) for line in lines]
 
@@ -167,13 +165,13 @@ def test_collector_reads_event_name_severity_and_resource(collector, make_sink, 
     assert any(line.startswith("Body: Str(scheduled: Preempt of this VM (WestNO_0) and 1 more") for line in printed)
 
 
-def test_errors_of_the_collector_are_read_to_people(make_sink):
+def test_collector_error_rejects_the_record_with_its_status(make_sink):
     sink = make_sink(headers={"Content-Encoding": "zstd"})
     with pytest.raises(DeliveryRejected, match=" responded with 400 "):
         sink.send([sample_record()])
 
 
-def test_check_is_accepted_and_writes_nothing(collector, make_sink):
+def test_check_is_accepted_and_writes_no_record(collector, make_sink):
     sink = make_sink()
     sink.check()
     record = sample_record()
@@ -201,8 +199,8 @@ endpoint = "{collector}"
 """
 
 
-def test_counts_of_the_collector_equal_those_of_the_agent(program, tmp_path):
-    """The Collector reads the metrics, the logs, and the spans of one run, and forwards them to the test."""
+def test_collector_counts_match_the_agents_counts(program, tmp_path):
+    """The Collector receives the metrics, logs, and spans of one run, and forwards them to the test."""
     with HttpPeer() as peer, Simulator(vms=["vm_0"], rate_limit=False) as azure:
         collector = Collector(program, tmp_path, forward=f"http://{peer.address.authority}")
         try:

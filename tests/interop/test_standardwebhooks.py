@@ -1,4 +1,4 @@
-"""Our requests, verified by the reference library of Standard Webhooks (PyPI: standardwebhooks)."""
+"""The reference library of Standard Webhooks (PyPI: standardwebhooks) verifies the requests of the webhook sink."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def request_of(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("secret", [NEW, OLD])
-def test_a_receiver_with_the_new_or_the_old_secret_verifies(request_of: Any, secret: str) -> None:
+def test_receiver_verifies_with_the_new_or_the_old_secret(request_of: Any, secret: str) -> None:
     request = request_of(event=sample_event(description='"\u2603\n'))
     verified = standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
     assert verified["data"] == json.loads(request.body)["data"]
 
 
-def test_a_receiver_refuses_another_secret_and_another_body(request_of: Any) -> None:
+def test_receiver_rejects_a_wrong_secret_or_a_changed_body(request_of: Any) -> None:
     request = request_of()
     with pytest.raises(standardwebhooks.WebhookVerificationError):
         standardwebhooks.Webhook(STRANGE).verify(request.body, dict(request.headers))

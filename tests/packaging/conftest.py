@@ -1,7 +1,7 @@
-"""The wheel named by $WHEEL, installed with its run-time needs and nothing else.
+"""Installs the wheel in $WHEEL with only its runtime dependencies.
 
-The venv is made here and holds no pytest, so what runs in it is what a user has. Everything is started as a process
-of that venv, in an empty directory: the checkout cannot be imported by accident.
+The venv has no pytest, so the tests run the same installation as a user. All code runs as a process of the venv in an
+empty directory, so that it cannot import the checkout by accident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Installed:
-    """A venv that holds the wheel."""
+    """A venv with the wheel."""
 
     scripts: Path
 
@@ -33,7 +33,7 @@ class Installed:
         return self.scripts / ("scheduled-events-bridge" + (".exe" if os.name == "nt" else ""))
 
     def evaluate(self, code: str, *, cwd: Path) -> str:
-        """Return what *code* prints when the venv's Python runs it, isolated, in *cwd*."""
+        """Return the output of *code* in the venv's Python, in isolated mode and in *cwd*."""
         return self._output([self.python, "-I", "-c", code], cwd=cwd)
 
     def _output(self, argv: list[str | Path], *, cwd: Path) -> str:
@@ -44,19 +44,21 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
-    """Return the path of the wheel under test; this tier was asked for, so a missing one is a failure."""
+    """Return the path of the wheel under test. A missing wheel is a failure, because the user selected these tests."""
     name = os.environ.get("WHEEL")
     if not name:
         pytest.fail("WHEEL is not set. Build one (python -m build), and set WHEEL to its path.")
     path = Path(name).resolve()
     if not path.is_file():
-        pytest.fail(f"WHEEL is '{name}', which is no file. Build one (python -m build), and set WHEEL to its path.")
+        pytest.fail(
+            f"WHEEL is '{name}', but this file does not exist. Build one (python -m build), and set WHEEL to its path."
+        )
     return path
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Return a fresh venv with the wheel in it."""
+    """Return a fresh venv with the wheel."""
     directory = tmp_path_factory.mktemp("installed")
     venv.create(directory, with_pip=True, symlinks=os.name != "nt")
     result = Installed(scripts=directory / ("Scripts" if os.name == "nt" else "bin"))

@@ -1,4 +1,4 @@
-"""What the wheel and the sdist hold."""
+"""The contents of the wheel and of the sdist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wheel_names(wheel: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def sdist_names(wheel: Path) -> set[str]:
-    """Return the files of the sdist beside the wheel, without their common first directory."""
+    """Return the files of the sdist next to the wheel, without their top-level directory."""
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
@@ -34,7 +34,7 @@ def metadata(wheel: Path, wheel_names: set[str]) -> Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def test_wheel_holds_the_two_packages_and_nothing_else(wheel_names):
+def test_wheel_contains_only_the_two_packages(wheel_names):
     top_level = {name.partition("/")[0] for name in wheel_names}
     assert {name for name in top_level if not name.endswith(".dist-info")} == {"bridge", "sinks"}
 
@@ -50,37 +50,37 @@ def test_wheel_holds_the_two_packages_and_nothing_else(wheel_names):
         "sinks/webhook/sink.py",
     ],
 )
-def test_wheel_holds(name, wheel_names):
+def test_wheel_contains_file(name, wheel_names):
     assert name in wheel_names
 
 
-def test_wheel_holds_the_scenarios(wheel_names):
+def test_wheel_contains_the_scenarios(wheel_names):
     names = [name for name in wheel_names if name.startswith("bridge/testing/simulator/scenarios/")]
     assert "bridge/testing/simulator/scenarios/live-migration.toml" in names
     assert all(name.endswith(".toml") for name in names)
 
 
-def test_wheel_lacks_no_file_of_the_packages(wheel_names, sdist_names):
+def test_wheel_contains_all_package_files_of_the_sdist(wheel_names, sdist_names):
     assert {name for name in sdist_names if name.startswith(("bridge/", "sinks/"))} <= wheel_names
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/conftest.py"])
-def test_sdist_holds(name, sdist_names):
+def test_sdist_contains_file(name, sdist_names):
     assert name in sdist_names
 
 
-def test_sdist_holds_nothing_that_a_build_or_a_test_left(sdist_names):
+def test_sdist_contains_no_build_or_test_artifacts(sdist_names):
     left = ("__pycache__", ".venv/", ".hypothesis/", ".pytest_cache/", "dist/")
     assert not [name for name in sdist_names if any(part in name for part in left)]
 
 
-def test_licence_stands_in_the_wheel_and_in_its_metadata(metadata, wheel_names):
+def test_wheel_and_metadata_contain_the_license(metadata, wheel_names):
     assert metadata["License-Expression"] == "MIT"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
 
 
-def test_metadata_names_the_distribution_and_the_pythons_it_supports(metadata):
+def test_metadata_has_the_name_and_the_supported_python_versions(metadata):
     assert metadata["Name"] == "scheduled-events-bridge"
     assert metadata["Requires-Python"] == ">=3.10"
     classifiers = metadata.get_all("Classifier") or []

@@ -1,4 +1,4 @@
-"""The installed wheel, with its run-time needs and nothing else."""
+"""The installed wheel with only its runtime dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
-# Some need 7 to 14 MB each, and a user who has only a webhook must not pay for Event Hubs.
+# Some of these modules use 7 to 14 MB each. An agent with only a webhook must not load the modules of Event Hubs.
 _ONLY_WHEN_USED = ("azure", "opentelemetry", "cryptography", "rich", "jinja2", "aiohttp", "apprise", "pytest")
 
 _PRINT_EARLY_IMPORTS = f"""
@@ -52,13 +52,13 @@ def test_packages_come_from_site_packages_and_are_typed(installed, tmp_path):
     assert json.loads(installed.evaluate(_PRINT_PLACES, cwd=tmp_path)) == [[True, True], [True, True]]
 
 
-def test_version_is_the_wheels(installed, wheel, agent_env, tmp_path):
+def test_version_option_prints_the_version_of_the_wheel(installed, wheel, agent_env, tmp_path):
     done = _run([installed.command, "--version"], cwd=tmp_path, env=agent_env)
     assert done.returncode == 0, done.stderr
     assert wheel.name.split("-")[1] in done.stdout.split()
 
 
-def test_every_sink_entry_point_leads_to_a_sink(installed, tmp_path):
+def test_every_sink_entry_point_loads_a_sink(installed, tmp_path):
     lines = installed.evaluate(_PRINT_SINKS, cwd=tmp_path).splitlines()
     found = dict(json.loads(line) for line in lines)
     assert "stdout" in found

@@ -1,4 +1,4 @@
-"""The emulator of Event Hubs as a process, the sink under test, and the SDK's own consumer to read back with."""
+"""The Event Hubs emulator as a process, the sink under test, and the consumer of the SDK."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READ_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Authority:
-    """A private authority, and the certificate of 127.0.0.1 that it has signed."""
+    """A private certificate authority and its certificate for 127.0.0.1."""
 
     ca_file: str
     cert_file: str
@@ -35,7 +35,7 @@ class Authority:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Return an authority that nobody else trusts."""
+    """Return an authority that is not in the trust store of the system."""
     ca = PrivateCa(tmp_path_factory.mktemp("authority"))
     issued = ca.issue("localhost")
     return Authority(ca_file=str(ca.ca_file), cert_file=str(issued.cert_file), key_file=str(issued.key_file))
@@ -43,7 +43,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def emulator(authority: Authority) -> Iterator[Emulator]:
-    """Return an emulator of its own, with nothing in it."""
+    """Return a new, empty emulator."""
     if importlib.util.find_spec("proton") is None:
         pytest.skip(NEEDS)
     with started(cert_file=authority.cert_file, key_file=authority.key_file) as emulator:
@@ -52,7 +52,7 @@ def emulator(authority: Authority) -> Iterator[Emulator]:
 
 @pytest.fixture
 def make_bare_sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., EventHubsSink]]:
-    """Return what builds a sink; *string* is its connection string, unless it goes by an identity."""
+    """Return a function that builds a sink. *string* is the connection string, unless the sink uses an identity."""
     made: list[EventHubsSink] = []
 
     def make(*, string: str, **keys: Any) -> EventHubsSink:
@@ -71,13 +71,13 @@ def make_bare_sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ev
 
 @pytest.fixture
 def make_sink(emulator: Emulator, make_bare_sink: Callable[..., EventHubsSink]) -> Callable[..., EventHubsSink]:
-    """Return what builds a sink for the emulator, over plain TCP unless told otherwise."""
+    """Return a function that builds a sink for the emulator, by default over plain TCP."""
     return lambda **keys: make_bare_sink(**{"string": emulator.connection_string(), **keys})
 
 
 @pytest.fixture
 def identity_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """Point managed identities at the simulator, and return what reads the claims of its tokens."""
+    """Use the simulator for managed identities. Return a function that returns the claims of a token."""
 
     def claims(token: str) -> dict[str, Any]:
         payload = token.split(".")[1]
@@ -91,7 +91,7 @@ def identity_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str
 
 @pytest.fixture
 def make_record() -> Callable[..., TransitionRecord]:
-    """Return what makes a record of an event by its id and sequence."""
+    """Return a function that creates a record with an EventId and a sequence."""
 
     def make(event_id: str = "A-1", sequence: int = 1, **fields: Any) -> TransitionRecord:
         event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
@@ -103,7 +103,7 @@ def make_record() -> Callable[..., TransitionRecord]:
 
 @pytest.fixture
 def consume(emulator: Emulator) -> Callable[[int], list[Any]]:
-    """Return what reads that many events back with the SDK's consumer, from the beginning."""
+    """Return a function that reads the first events with the consumer of the SDK."""
 
     async def read(count: int) -> list[Any]:
         found: list[Any] = []
@@ -116,14 +116,14 @@ def consume(emulator: Emulator) -> Callable[[int], list[Any]]:
                 done.set()
 
         client = EventHubConsumerClient.from_connection_string(emulator.connection_string(), "$Default")
-        # Partition by partition: to be given all of them takes the SDK half a minute.
+        # The SDK needs half a minute to claim all partitions, so read each partition directly.
         receiving = [
             asyncio.create_task(client.receive(on_event, partition_id=each, starting_position="-1"))
             for each in await client.get_partition_ids()
         ]
         await asyncio.wait_for(done.wait(), _READ_SECONDS)
         await client.close()
-        for task in receiving:  # by itself it ends at the next turn of the SDK's load balancing, in half a minute
+        for task in receiving:  # Without a cancel, the task ends up to half a minute later.
             task.cancel()
         await asyncio.gather(*receiving, return_exceptions=True)
         return found

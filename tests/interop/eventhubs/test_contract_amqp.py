@@ -1,4 +1,4 @@
-"""The eventhubs sink over AMQP against the contract every sink passes, with the emulator as its peer."""
+"""The contract suite for the eventhubs sink over AMQP, with the emulator as the peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = "c2VjcmV0LWtleS1vZi10aGUtdGVzdHM="
 
 
 class EmulatedHub(Peer):
-    """The emulator, as the contract speaks to it."""
+    """The emulator as a peer of the contract suite."""
 
     def __init__(self, emulator: Any) -> None:
         self._emulator = emulator
@@ -48,8 +48,10 @@ class TestEventHubsSinkContractOverAmqp(SinkContract):
     sink_type = "eventhubs"
     secrets = (KEY, "SharedAccessSignature sr=")
     batch_size = 3
-    deadline_seconds = 1.5  # until a link is up takes the SDK half a second
-    skips: ClassVar = {"test_part_of_a_batch_refused_is_rejected_by_name": "a transfer is taken or refused as a whole"}
+    deadline_seconds = 1.5  # The SDK needs half a second to open a link.
+    skips: ClassVar = {
+        "test_part_of_a_batch_refused_is_rejected_by_name": "Event Hubs accepts or rejects a complete transfer"
+    }
 
     @pytest.fixture(autouse=True)
     def peers(self, emulator, monkeypatch):

@@ -1,4 +1,4 @@
-"""Whatever the event hub does, the sink says what became of the record, in time, and sends again afterwards."""
+"""For each fault of the event hub, the sink reports the outcome before its deadline and can send again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from bridge.sink import DeliveryFailed, DeliveryRejected
 pytestmark = pytest.mark.interop
 
 LIMIT_SECONDS = 0.5
-#: What the SDK does until a link is up, on a busy machine; the deadline of what is meant to succeed.
+#: The deadline of sends that must succeed. It allows for the setup of a link on a busy machine.
 AMPLE_SECONDS = 10.0
 
 
 def counted() -> tuple[int, int]:
     links = []
     for each in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists them
+        with contextlib.suppress(FileNotFoundError):  # The descriptor of the listing is closed.
             links.append(str(each.readlink()))
     return threading.active_count(), sum("socket:" in link for link in links)
 
 
 def held() -> tuple[int, int]:
-    """Return how many threads and sockets this process has, once that is steady: a thread takes a moment to end."""
+    """Return the numbers of threads and sockets once they are stable, because threads end with a delay."""
     steady = [counted()]
     while len(steady) < 10 or len(set(steady[-10:])) > 1:
         threading.Event().wait(0.02)
@@ -48,7 +48,7 @@ def seconds_of(sink, *records) -> float:
 
 
 @pytest.mark.parametrize("moment", ["accept", "open", "cbs", "attach"])
-def test_silence_ends_at_the_deadline_five_times_in_a_row(make_sink, make_record, emulator, moment) -> None:
+def test_send_to_a_silent_hub_ends_at_the_deadline_without_leaks(make_sink, make_record, emulator, moment) -> None:
     sink = make_sink(timeout_seconds=LIMIT_SECONDS)
     emulator.set(silent_at=moment)
     failure(sink, make_record())
@@ -60,7 +60,7 @@ def test_silence_ends_at_the_deadline_five_times_in_a_row(make_sink, make_record
 
 
 @pytest.mark.parametrize("kind", ["no_ack", "release", "modify"])
-def test_outcome_that_the_sdk_waits_for_in_vain_ends_at_the_deadline(make_sink, make_record, emulator, kind) -> None:
+def test_send_without_a_final_outcome_ends_at_the_deadline(make_sink, make_record, emulator, kind) -> None:
     sink = make_sink(timeout_seconds=1.5)
     emulator.faults({"kind": kind, "count": 6})
     failure(sink, make_record())
@@ -74,17 +74,17 @@ def test_outcome_that_the_sdk_waits_for_in_vain_ends_at_the_deadline(make_sink, 
     assert len(state["events"]) == (7 if kind == "no_ack" else 1)
 
 
-def test_cut_connection_brings_no_late_copy(make_sink, make_record, emulator) -> None:
+def test_canceled_send_does_not_create_a_late_duplicate(make_sink, make_record, emulator) -> None:
     sink = make_sink(timeout_seconds=3.0)
     emulator.faults({"kind": "late", "seconds": 3.2})
     failure(sink, make_record())
     emulator.wait_for(lambda state: state["connections"] == 0)
     sink.send([make_record()])
-    threading.Event().wait(1.0)  # the time at which the copy would come
+    threading.Event().wait(1.0)  # time for a late duplicate
     assert len(emulator.state()["events"]) == 1
 
 
-def test_nothing_of_a_cut_send_leaves_the_machine_later(make_sink, make_record, emulator) -> None:
+def test_canceled_send_transmits_no_data_later(make_sink, make_record, emulator) -> None:
     sink = make_sink(timeout_seconds=2.0)
     emulator.set(max_message_size=64_000_000)
     sink.send([make_record(sequence=1)])
@@ -100,20 +100,20 @@ def test_nothing_of_a_cut_send_leaves_the_machine_later(make_sink, make_record, 
 @pytest.mark.parametrize(
     ("said", "seconds"), [("Please wait 7 seconds and try again.", 7.0), ("The request was terminated.", 4.0)]
 )
-def test_busy_asks_for_a_pause(make_sink, make_record, emulator, said, seconds) -> None:
+def test_server_busy_sets_the_retry_delay(make_sink, make_record, emulator, said, seconds) -> None:
     sink = make_sink()
     emulator.faults({"kind": "reject", "condition": "com.microsoft:server-busy", "description": said})
     assert failure(sink, make_record()).retry_after == seconds
 
 
-def test_argument_that_is_refused_parks_the_record(make_sink, make_record, emulator) -> None:
+def test_argument_error_parks_the_record(make_sink, make_record, emulator) -> None:
     sink = make_sink()
     emulator.faults({"kind": "reject", "condition": "com.microsoft:argument-error"})
     with pytest.raises(DeliveryRejected):
         sink.send([make_record()])
 
 
-def test_batch_too_large_asks_for_single_records_and_a_single_one_is_parked(make_sink, make_record, emulator) -> None:
+def test_oversized_batch_is_split_and_oversized_record_is_parked(make_sink, make_record, emulator) -> None:
     emulator.set(max_message_size=20_000)
     sink = make_sink()
     batch = [make_record(sequence=sequence, labels={"filling": "x" * 8_000}) for sequence in (1, 2, 3)]
@@ -129,7 +129,7 @@ def test_batch_too_large_asks_for_single_records_and_a_single_one_is_parked(make
 
 
 @pytest.mark.parametrize(("kind", "stored"), [("drop_before", 0), ("drop_after", 1), ("detach", 0)])
-def test_lost_connection_fails_and_sends_once_only(make_sink, make_record, emulator, kind, stored) -> None:
+def test_lost_connection_fails_without_a_second_transfer(make_sink, make_record, emulator, kind, stored) -> None:
     sink = make_sink()
     emulator.faults(kind)
     failure(sink, make_record())
@@ -139,7 +139,7 @@ def test_lost_connection_fails_and_sends_once_only(make_sink, make_record, emula
     assert len(emulator.state()["events"]) == stored + 1
 
 
-def test_connection_that_the_service_closed_meanwhile_costs_no_try(make_sink, make_record, emulator) -> None:
+def test_connection_closed_by_the_service_is_reopened_without_a_failure(make_sink, make_record, emulator) -> None:
     sink = make_sink()
     sink.send([make_record(sequence=1)])
     emulator.drop()
@@ -157,7 +157,7 @@ def test_rotated_connection_string_is_read_again(make_sink, make_record, emulato
     sink.send([make_record()])
 
 
-def test_idle_connection_is_closed_and_opened_again(make_sink, make_record, emulator) -> None:
+def test_idle_connection_is_closed_and_reopened(make_sink, make_record, emulator) -> None:
     before = held()
     sink = make_sink(idle_close_seconds=0.2)
     sink.send([make_record(sequence=1)])
@@ -171,7 +171,9 @@ def test_idle_connection_is_closed_and_opened_again(make_sink, make_record, emul
 
 
 @pytest.mark.parametrize("moment", ["accept", "attach"])
-def test_silence_under_tls_ends_at_the_deadline(make_sink, make_record, emulator, authority, moment) -> None:
+def test_send_to_a_silent_hub_over_tls_ends_at_the_deadline(
+    make_sink, make_record, emulator, authority, moment
+) -> None:
     sink = make_sink(
         string=emulator.connection_string(is_tls=True),
         endpoint=f"127.0.0.1:{emulator.ports['amqps']}",

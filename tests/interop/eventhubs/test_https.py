@@ -1,4 +1,4 @@
-"""The https transport against an endpoint that checks what Microsoft's page "Send event" asks for."""
+"""The https transport with an endpoint that checks the requirements of Microsoft's page "Send event"."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMESPACE = "ns.servicebus.windows.net"
 
 
 class Service(http.server.ThreadingHTTPServer):
-    """Event Hubs over HTTPS: what it took, and what it is to answer instead."""
+    """Event Hubs over HTTPS, with the accepted events and all requests."""
 
     daemon_threads = True
 
@@ -43,8 +43,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Service
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has there
-        """Say nothing."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        """Log nothing."""
 
     def do_GET(self) -> None:
         self.server.requests.append(self.requestline)
@@ -98,7 +98,7 @@ def make_https(make_bare_sink: Any) -> Any:
     return make
 
 
-def test_record_is_posted_as_the_page_says(sink, service, make_record) -> None:
+def test_record_is_posted_as_microsoft_documents(sink, service, make_record) -> None:
     sink.send([make_record(sequence=7)])
     (event,) = service.events
     assert event["body"]["data"]["sequence"] == 7
@@ -111,7 +111,7 @@ def test_record_is_posted_as_the_page_says(sink, service, make_record) -> None:
 
 
 @pytest.mark.parametrize("client_id", [None, "11111111-2222-3333-4444-555555555555"])
-def test_managed_identity_shows_a_bearer_token(  # noqa: PLR0917 - fixtures
+def test_managed_identity_sends_a_bearer_token(  # noqa: PLR0917 - fixtures
     make_https, service, authority, make_record, identity_endpoint, client_id
 ) -> None:
     keys = {"fully_qualified_namespace": NAMESPACE, "eventhub": HUB, "client_id": client_id}
@@ -121,7 +121,7 @@ def test_managed_identity_shows_a_bearer_token(  # noqa: PLR0917 - fixtures
     assert (identity_endpoint(token)["appid"] == client_id) is (client_id is not None)
 
 
-def test_record_goes_through_a_proxy_and_no_other_way(make_https, service, authority, make_record, tmp_path) -> None:
+def test_record_is_sent_only_through_the_proxy(make_https, service, authority, make_record, tmp_path) -> None:
     port = service.server_address[1]
     with ConnectProxy(password="agent:right") as proxy:
         (tmp_path / "proxy").write_text(f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}\n")
@@ -137,7 +137,7 @@ def test_record_goes_through_a_proxy_and_no_other_way(make_https, service, autho
     assert len(service.events) == 1
 
 
-def test_wrong_key_is_refused_by_the_service(make_https, service, authority, make_record) -> None:
+def test_wrong_key_needs_attention(make_https, service, authority, make_record) -> None:
     string = f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=send;SharedAccessKey=d3Jvbmc=;EntityPath={HUB}"
     sink = make_https(service.server_address[1], authority.ca_file, string=string)
     with pytest.raises(DeliveryFailed, match="401") as caught:
@@ -145,7 +145,7 @@ def test_wrong_key_is_refused_by_the_service(make_https, service, authority, mak
     assert caught.value.needs_attention
 
 
-def test_check_sends_nothing(sink, service) -> None:
+def test_check_sends_no_record(sink, service) -> None:
     sink.check()
     assert service.requests == [f"GET /{HUB}?api-version=2014-01 HTTP/1.1"]
     assert service.events == []

@@ -1,4 +1,4 @@
-"""What our sink sends, the SDK's own consumer reads back; over TCP and TLS, by key and by identity."""
+"""The consumer of the SDK reads the events of the sink, over TCP and TLS, with a key and with an identity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_consumer_reads_body_type_key_and_properties(make_sink, make_record, con
     }
 
 
-def test_order_holds_for_each_event(make_sink, make_record, consume) -> None:
+def test_records_of_each_event_stay_in_order(make_sink, make_record, consume) -> None:
     sink = make_sink()
     for sequence in range(1, 21, 2):
         for name in ("A", "B", "C", "D", "E"):
@@ -45,7 +45,7 @@ def test_one_send_is_one_transfer(make_sink, make_record, emulator) -> None:
     assert (emulator.state()["transfers"], len(emulator.state()["events"])) == (1, 100)
 
 
-def test_what_was_prepared_is_sent_once_and_only_if_it_is_what_comes_next(make_sink, make_record, emulator) -> None:
+def test_prepared_batch_is_sent_once_and_only_if_it_is_next(make_sink, make_record, emulator) -> None:
     sink = make_sink()
     first, second, third, fourth = ([make_record(name, 1), make_record(name, 2)] for name in "ABCD")
     sink.prepare_next(second)
@@ -59,9 +59,7 @@ def test_what_was_prepared_is_sent_once_and_only_if_it_is_what_comes_next(make_s
     assert emulator.state()["transfers"] == 4
 
 
-def test_a_record_that_is_too_large_is_refused_when_it_is_sent_not_when_it_is_prepared(
-    make_sink, make_record, emulator
-) -> None:
+def test_oversized_record_is_rejected_by_send_not_by_prepare_next(make_sink, make_record, emulator) -> None:
     sink = make_sink()
     huge = [make_record("B", 1, labels={"note": "x" * 2**21})]
     sink.prepare_next(huge)
@@ -71,7 +69,7 @@ def test_a_record_that_is_too_large_is_refused_when_it_is_sent_not_when_it_is_pr
     assert emulator.state()["transfers"] == 1
 
 
-def test_tls_with_a_private_authority(make_sink, make_record, emulator, authority) -> None:
+def test_record_is_sent_over_tls_with_a_private_authority(make_sink, make_record, emulator, authority) -> None:
     endpoint = f"sb://127.0.0.1:{emulator.ports['amqps']}"
     keys = {"string": emulator.connection_string(is_tls=True), "endpoint": endpoint}
     make_sink(ca_file=authority.ca_file, **keys).send([make_record()])
@@ -79,7 +77,7 @@ def test_tls_with_a_private_authority(make_sink, make_record, emulator, authorit
 
 
 @pytest.mark.parametrize("client_id", [None, "11111111-2222-3333-4444-555555555555"])
-def test_managed_identity(  # noqa: PLR0917 - fixtures
+def test_record_is_sent_with_a_managed_identity(  # noqa: PLR0917 - fixtures
     make_sink, make_record, emulator, authority, identity_endpoint, client_id
 ) -> None:
     make_sink(
@@ -96,6 +94,6 @@ def test_managed_identity(  # noqa: PLR0917 - fixtures
     assert (identity_endpoint(state["tokens"][0]["token"])["appid"] == client_id) is (client_id is not None)
 
 
-def test_check_finds_the_hub_and_sends_nothing(make_sink, emulator) -> None:
+def test_check_connects_to_the_hub_and_sends_no_record(make_sink, emulator) -> None:
     make_sink().check()
     assert emulator.state()["transfers"] == 0

@@ -1,4 +1,4 @@
-"""AMQP through a websocket: the SDK's own, to a front that carries the bytes on to the emulator."""
+"""AMQP over the websocket of the SDK, with a front end that forwards the bytes to the emulator."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_record_arrives_through_a_websocket(make_websocket_sink, make_record, em
     assert (state["transfers"], len(state["events"]), state["connections_ever"]) == (2, 3, 1)
 
 
-# The SDK's aiohttp session is let go of unclosed when its sockets are reset under it; it holds nothing any more.
+# The SDK does not close its aiohttp session after a reset of the sockets. The session leaks no resources.
 unclosed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @unclosed
-def test_silence_through_a_websocket_ends_at_the_deadline(make_websocket_sink, make_record, emulator) -> None:
+def test_send_to_a_silent_hub_over_a_websocket_ends_at_the_deadline(make_websocket_sink, make_record, emulator) -> None:
     sink = make_websocket_sink(timeout_seconds=1.5)
     sink.send([make_record(sequence=1)])
     emulator.faults({"kind": "no_ack", "count": 3})
@@ -62,10 +62,10 @@ def test_silence_through_a_websocket_ends_at_the_deadline(make_websocket_sink, m
     assert threading.active_count() <= before
     emulator.wait_for(lambda state: state["connections"] == 0)
     sink.send([make_record(sequence=3)])
-    gc.collect()  # here, where its warning is expected
+    gc.collect()  # The warning is expected in this test.
 
 
-def test_record_arrives_through_a_proxy_that_asks_for_a_password(
+def test_record_arrives_through_a_proxy_with_a_password(
     make_websocket_sink, make_record, emulator, front_port, tmp_path
 ) -> None:
     with ConnectProxy(password="agent:pass/word") as proxy:
@@ -80,7 +80,7 @@ def test_record_arrives_through_a_proxy_that_asks_for_a_password(
 
 
 @unclosed
-def test_proxy_that_refuses_needs_a_person_and_shows_no_password(make_websocket_sink, make_record, monkeypatch) -> None:
+def test_proxy_rejection_needs_attention_and_hides_the_password(make_websocket_sink, make_record, monkeypatch) -> None:
     with ConnectProxy(password="agent:right") as proxy:
         monkeypatch.setenv("PROXY", f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}")
         sink = make_websocket_sink(proxy_env="PROXY")
@@ -90,7 +90,7 @@ def test_proxy_that_refuses_needs_a_person_and_shows_no_password(make_websocket_
         sink.send([make_record()])
     assert (caught.value.needs_attention, caught.value.reason) == (True, "proxy")
     assert "hunter2" not in str(caught.value)
-    caught = None  # the exception holds the session
+    caught = None  # The exception references the session.
     gc.collect()
 
 
