@@ -1,4 +1,4 @@
-"""The agent as a whole: start, turns, reload, and stop, with the lock, the watchdog, and the control socket."""
+"""The complete agent: start, main loop, reload, and stop, with the lock, the watchdog, and the control socket."""
 
 import os
 import socket
@@ -57,14 +57,14 @@ def heard(manager):
 
 
 def ticked(agent, manager):
-    """Return what the manager hears of a tick that is a second after the one before."""
+    """Return the messages to the service manager for a tick one second after the previous tick."""
     heard(manager)
     time.sleep(1.01)
     agent.feed_watchdog()
     return heard(manager)
 
 
-def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent):
+def test_worker_without_a_thread_starts_later_and_delays_no_stop(agent):
     [sink] = read({"sinks": [{"type": "stdout", "name": "third"}]}).sinks
     with no_threads(), pytest.raises(RuntimeError):
         agent.pool.start_missing([sink])
@@ -73,7 +73,7 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent):
     assert "delivery:third" in agent._loop_watches()
 
 
-def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent):
+def test_failed_reload_without_a_thread_keeps_the_state_and_can_be_repeated(agent):
     name = agent.vm_name()
     changed = msgspec.structs.replace(agent._settings, vm=VmIdentity(tags={"team": "a"}))
     with no_threads(), pytest.raises(RuntimeError):
@@ -85,7 +85,7 @@ def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent
     assert agent.health.healthz().status == 200
 
 
-def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
+def test_watchdog_is_fed_only_while_the_poll_runs(agent, manager):
     assert heard(manager)[0] == b"READY=1"
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
     agent.stop_polling.set()  # so that the loop makes no new promise
@@ -132,7 +132,7 @@ def ask(agent, request, **arguments):
     return ControlClient(agent.outbox.directory).ask(request, **arguments)
 
 
-def test_commands_see_and_change_the_running_agent(agent):
+def test_commands_read_and_change_the_running_agent(agent):
     assert wait_until(lambda: agent.poller.good_at is not None)
     answer = ask(agent, read_status)
     assert (answer.readiness.status, answer.readiness.vm) == ("ready", "simulated-vm")
@@ -165,7 +165,7 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
-def test_agent_stops_at_once_when_another_agent_uses_the_new_directory(agent, tmp_path):
+def test_agent_stops_immediately_if_another_agent_uses_the_new_directory(agent, tmp_path):
     (tmp_path / "state").rename(tmp_path / "aside")
     (tmp_path / "state").mkdir()
     other = DirectoryLock(tmp_path / "state")
@@ -178,7 +178,7 @@ def test_agent_stops_at_once_when_another_agent_uses_the_new_directory(agent, tm
     other.release()
 
 
-def test_failure_of_a_periodic_task_is_logged_once_although_its_text_changes(agent, caplog):
+def test_periodic_task_failure_with_varying_message_is_logged_once(agent, caplog):
     attempts = []
 
     def fail():

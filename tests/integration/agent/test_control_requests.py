@@ -1,4 +1,4 @@
-"""The answers to commands: from a running agent's outbox, and from the stored outbox without an agent."""
+"""Responses to commands, from the outbox of a running agent and from the stored outbox without an agent."""
 
 import pytest
 from outbox_kit import OutboxKit
@@ -38,7 +38,7 @@ def woken():
 
 @pytest.fixture
 def ask(kit, outbox, woken):
-    """Return a function that asks over the control socket."""
+    """Return a function that sends requests over the control socket."""
     lock = DirectoryLock(kit.directory)
     source = Source(kit.directory, outbox, on_decision=lambda: woken.append(1))
     server = ControlServer(kit.directory, source.answer)

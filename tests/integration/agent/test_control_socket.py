@@ -1,4 +1,4 @@
-"""The control socket: a command reaches the running agent, or learns in time why it cannot."""
+"""The control socket: a command reaches the running agent, or fails in time with the reason."""
 
 import os
 import shutil
@@ -56,7 +56,7 @@ except AccessDenied as error:
 
 @pytest.fixture
 def state(tmp_path, monkeypatch):
-    """Return the state directory; the directory in /run is another one for each test."""
+    """Return the state directory. Each test uses a separate directory in place of /run."""
     monkeypatch.setattr(control_socket, "RUN_DIRECTORY", tmp_path / "run")
     directory = tmp_path / "state"
     directory.mkdir(mode=0o700)
@@ -89,7 +89,7 @@ def test_command_reaches_the_agent(state, serve):
     assert (state / "control.sock").stat().st_mode & 0o777 == 0o600
 
 
-def test_without_an_agent_there_is_no_wait(state):
+def test_command_without_an_agent_does_not_wait(state):
     began_at = time.monotonic()
     for directory in (state, state / "missing"):
         with pytest.raises(NoAgent, match="No agent runs on the state directory"):
@@ -97,7 +97,7 @@ def test_without_an_agent_there_is_no_wait(state):
     assert time.monotonic() - began_at < 1
 
 
-def test_socket_of_a_killed_agent_is_no_agent_and_the_next_agent_replaces_it(state, serve):
+def test_stale_socket_is_detected_and_replaced_by_the_next_agent(state, serve):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(state / "control.sock"))
         left.listen()
@@ -107,7 +107,7 @@ def test_socket_of_a_killed_agent_is_no_agent_and_the_next_agent_replaces_it(sta
     assert asked(state) is None
 
 
-def test_agent_without_a_socket_is_not_taken_for_no_agent(state):
+def test_running_agent_without_a_socket_is_detected(state):
     lock = DirectoryLock(state)
     with pytest.raises(AgentSilent):
         asked(state, seconds=0.3)
@@ -144,7 +144,7 @@ def test_lost_socket_is_created_again(state, serve, tmp_path, loss):
     assert asked(state) is None
 
 
-def test_directory_with_a_long_path_has_its_socket_in_run(tmp_path, state, serve):
+def test_socket_of_a_directory_with_a_long_path_is_in_run(tmp_path, state, serve):
     long = state / ("d" * 60) / ("e" * 60)
     long.mkdir(parents=True)
     assert len(addresses(long)) == 1
@@ -164,7 +164,7 @@ def test_other_users_are_denied(state, serve):
 
 
 @AS_ROOT
-def test_agent_answers_no_other_user_even_if_the_mode_allows_it(state, serve):
+def test_agent_rejects_other_users_even_if_the_mode_allows_access(state, serve):
     answered = []
     serve(lambda name, _arguments: answered.append(name))
     (state / "control.sock").chmod(0o666)
@@ -184,7 +184,7 @@ def test_agent_answers_no_other_user_even_if_the_mode_allows_it(state, serve):
 
 
 @AS_ROOT
-def test_command_trusts_no_socket_of_another_user(state, tmp_path):
+def test_command_rejects_a_socket_of_another_user(state, tmp_path):
     (tmp_path / "run").mkdir()
     state.chmod(0o777)
     child = os.fork()

@@ -169,9 +169,7 @@ def test_failing_receiver_delays_no_poll_and_no_stop(
     assert caplog.text.count("The metrics were not pushed") == 1  # repetitions are only counted
 
 
-def test_headers_of_a_variable_are_sent_and_a_warning_shows_no_secret(
-    start, settings_for, receiver, caplog, monkeypatch
-):
+def test_headers_from_a_variable_are_sent_and_warnings_hide_secrets(start, settings_for, receiver, caplog, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=key%3Dhush, x-team=ops")
     receiver.say(200, body=_PARTIAL)
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=key%3Dhush, x-team=ops"}
