@@ -134,7 +134,7 @@ def test_events_includes_delivered_records_and_several_pages(stage, kit, capsys)
     ]
 
 
-def test_outbox_list_shows_both_states_in_pages_and_reports_the_limit(stage, kit, capsys):
+def test_outbox_list_pages_through_both_states_and_reports_the_limit(stage, kit, capsys):
     kit.fill(stage.outbox, 1_200, size=1_000)
     kit.settle(stage.outbox, "a", 2, state="parked", error="HTTP 422")
     kit.settle(stage.outbox, "b", *range(1, 1_201))
@@ -179,7 +179,7 @@ def test_retry_makes_parked_records_pending(stage, kit, capsys):
     )
 
 
-def test_discard_asks_with_number_and_age(stage, kit, capsys, monkeypatch):
+def test_discard_asks_for_confirmation_with_count_and_age(stage, kit, capsys, monkeypatch):
     kit.commit(stage.outbox, kit.event("E-1"))
     kit.wait(60)
     kit.commit(stage.outbox, kit.event("E-2"), kit.event("E-3"))
@@ -201,7 +201,7 @@ def test_discard_asks_with_number_and_age(stage, kit, capsys, monkeypatch):
         discard(kit.directory, sink="a", record_id="unknown", state=None, yes=True)
 
 
-def test_move_gives_the_records_of_one_sink_to_another(stage, kit, capsys):
+def test_move_transfers_records_to_another_sink(stage, kit, capsys):
     kit.commit(stage.outbox, kit.event("E-1"), kit.event("E-2"), kit.event("E-3"))
     kit.settle(stage.outbox, "a", 1, state="parked")
     kit.settle(stage.outbox, "b", 2)
@@ -223,7 +223,7 @@ def test_move_gives_the_records_of_one_sink_to_another(stage, kit, capsys):
     assert (totals["b"]["accepted"], totals["b"]["pending"]) == (3, 2)
 
 
-def test_move_to_a_current_state_sink_sends_no_record_that_is_older_than_one_of_that_sink(stage, kit):
+def test_move_to_a_current_state_sink_drops_records_older_than_its_own(stage, kit):
     kit.commit(stage.outbox, kit.event("E-1"), kit.event("E-2"))
     kit.commit(stage.outbox, kit.event("E-1", "Started"), transition="started")
     stage.outbox.configure(RouteAll("b", "new"), ("b", "new"), labels={}, current_state_only=("new",))
@@ -237,7 +237,7 @@ def test_move_to_a_current_state_sink_sends_no_record_that_is_older_than_one_of_
     assert kit.totals(stage.outbox)["new"]["expired"] == 1
 
 
-def test_later_records_of_a_moved_event_go_to_the_new_sink_also(stage, kit):
+def test_later_records_of_a_moved_event_go_to_the_new_sink(stage, kit):
     kit.commit(stage.outbox, kit.event())
     kit.saved(stage.outbox)
     stage.outbox.change(lambda state: state.count("new"))
@@ -304,7 +304,7 @@ def test_import_adds_pending_records_and_holds_of_a_recovered_copy_once(stage, k
 
 
 @pytest.mark.parametrize("content", [None, b"garbage" * 1_000])
-def test_import_of_a_file_that_is_no_outbox_changes_nothing(stage, kit, tmp_path, content):
+def test_import_of_an_invalid_file_changes_nothing(stage, kit, tmp_path, content):
     kit.commit(stage.outbox, kit.event("E-1"))
     stage.ready()
     path = tmp_path / "other.db"
