@@ -1,4 +1,4 @@
-"""What the agent says of itself: only its own loops make it unhealthy, and everything that hurts makes it not ready."""
+"""Health of the agent: only its own loops make it unhealthy, and every impairment makes it not ready."""
 
 import json
 from datetime import datetime, timezone
@@ -73,7 +73,7 @@ def ready(overview):
     return report
 
 
-def test_agent_is_healthy_while_its_loops_turn_in_time(overview, loop_watches, time):
+def test_agent_is_healthy_while_its_loops_run_on_time(overview, loop_watches, time):
     loop_watches["poll"].expect_call_within(150)
     loop_watches["delivery:webhook"].expect_within(300)
     time.advance(190)
@@ -81,7 +81,7 @@ def test_agent_is_healthy_while_its_loops_turn_in_time(overview, loop_watches, t
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok", "late": {}})
 
 
-def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_watches, time):
+def test_stuck_loop_makes_the_agent_unhealthy_until_it_runs_again(overview, loop_watches, time):
     loop_watches["poll"].expect_call_within(5)
     time.advance(100)
     answer = overview.healthz()
@@ -90,7 +90,7 @@ def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_wat
     assert overview.healthz().status == 200
 
 
-def test_no_peers_fault_makes_it_unhealthy(overview, imds, metrics, time):
+def test_external_failures_do_not_make_the_agent_unhealthy(overview, imds, metrics, time):
     imds.silent_seconds = 1e6
     metrics.sink("webhook").set_needs_attention(needed=True)
     append(overview._outbox, "heartbeat")
@@ -99,7 +99,7 @@ def test_no_peers_fault_makes_it_unhealthy(overview, imds, metrics, time):
     assert overview.healthz().status == 200
 
 
-def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
+def test_agent_is_ready_when_imds_and_every_sink_respond(overview):
     report = ready(overview)
     assert report["reasons"] == []
     assert (report["last_good_poll_at"], report["last_good_poll_seconds_ago"]) == ("2026-11-20T11:00:00.000Z", 0.4)
@@ -111,13 +111,13 @@ def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
     ("silent_seconds", "reason"),
     [(None, "IMDS has not responded yet."), (10.5, "The last response from IMDS was 10 s ago."), (9.9, None)],
 )
-def test_agent_that_does_not_see_is_not_ready(overview, imds, silent_seconds, reason):
+def test_agent_without_imds_responses_is_not_ready(overview, imds, silent_seconds, reason):
     imds.silent_seconds = silent_seconds
     assert ready(overview)["reasons"] == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize("silent_seconds", [None, 35.0])
-def test_answer_that_is_no_document_is_named_as_the_reason(overview, imds, silent_seconds):
+def test_invalid_document_is_reported_as_the_reason(overview, imds, silent_seconds):
     imds.silent_seconds = silent_seconds
     imds.refused_answer = "GET http://imds: The answer is larger than 4 MiB."
     [reason] = ready(overview)["reasons"]
@@ -127,7 +127,7 @@ def test_answer_that_is_no_document_is_named_as_the_reason(overview, imds, silen
     assert ready(overview)["reasons"] == []
 
 
-def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, time):
+def test_overdue_record_makes_the_agent_not_ready_until_it_is_removed(overview, time):
     [record] = append(overview._outbox, "heartbeat")
     time.advance(300)
     assert ready(overview)["oldest_pending_seconds"] == 300
@@ -156,7 +156,7 @@ def test_outbox_that_is_behind_is_not_ready(overview, monkeypatch):
     assert overview.healthz().status == 200
 
 
-def test_sink_that_needs_a_person_makes_it_not_ready_until_it_answers(overview, metrics):
+def test_sink_that_needs_attention_makes_the_agent_not_ready(overview, metrics):
     metrics.sink("webhook").set_needs_attention(needed=True)
     assert ready(overview)["reasons"] == ["Sink webhook needs attention. `status` shows its last error."]
     assert ready(overview)["sinks"]["webhook"]["needs_attention"] is True

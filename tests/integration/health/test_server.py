@@ -1,4 +1,4 @@
-"""The status listener, over real sockets: it answers, it is not held up, it lets go of its port."""
+"""The status listener over real sockets: it responds despite slow clients, and releases its port."""
 
 import logging
 import socket
@@ -42,7 +42,7 @@ def ended(peer):
         return True
 
 
-def test_page_is_answered(listener):
+def test_listener_serves_each_page(listener):
     answer = get(listener, "/healthz?verbose")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert answer.headers["Content-Type"] == "application/json"
@@ -72,18 +72,18 @@ FOREIGN_NAMES = [
 
 
 @pytest.mark.parametrize("name", OWN_NAMES)
-def test_page_on_loopback_is_for_who_asks_for_this_machine(listener, name):
+def test_loopback_listener_accepts_the_host_names_of_this_machine(listener, name):
     answer = requests.get(f"http://127.0.0.1:{listener.port}/healthz", headers={"Host": name}, timeout=10)
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("name", FOREIGN_NAMES)
-def test_page_on_loopback_is_not_for_a_foreign_name_that_points_here(listener, name):
+def test_loopback_listener_rejects_foreign_host_names(listener, name):
     answer = requests.get(f"http://127.0.0.1:{listener.port}/healthz", headers={"Host": name}, timeout=10)
     assert (answer.status_code, b"status" in answer.content) == (421, False)
 
 
-def test_page_on_every_address_is_for_whatever_name_reaches_it():
+def test_listener_on_all_addresses_accepts_any_host_name():
     listening = HealthServer("0.0.0.0", 0, {"/healthz": page})
     listening.open()
     try:
@@ -93,14 +93,14 @@ def test_page_on_every_address_is_for_whatever_name_reaches_it():
         listening.close()
 
 
-def test_page_that_fails_is_a_500_and_said(listener, caplog):
+def test_page_failure_returns_500_and_is_logged(listener, caplog):
     answer = get(listener, "/broken")
     assert (answer.status_code, "RuntimeError" in answer.text) == (500, False)
     assert "RuntimeError" in caplog.text
     assert get(listener, "/healthz").status_code == 200
 
 
-def test_peers_that_never_finish_keep_no_probe_out(listener):
+def test_slow_clients_do_not_block_a_probe(listener):
     with ExitStack() as stack:
         for _ in range(60):
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
@@ -109,7 +109,7 @@ def test_peers_that_never_finish_keep_no_probe_out(listener):
         until_sixteen_are_left(seconds=4)  # each ends by itself after five
 
 
-def test_burst_of_peers_that_drip_leaves_sixteen(listener):
+def test_burst_of_slow_clients_leaves_sixteen_connections(listener):
     with ExitStack() as stack:
         for _ in range(4):
             peers = [stack.enter_context(socket.create_connection(("127.0.0.1", listener.port))) for _ in range(64)]
@@ -131,7 +131,7 @@ def answering():
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_port_that_is_taken_is_said_once_and_had_when_it_is_free(caplog):
+def test_occupied_port_is_logged_once_and_bound_when_free(caplog):
     caplog.set_level(logging.INFO)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listening = HealthServer("127.0.0.1", taken.getsockname()[1], {"/healthz": page})
@@ -148,7 +148,7 @@ def test_port_that_is_taken_is_said_once_and_had_when_it_is_free(caplog):
         listening.close()
 
 
-def test_close_is_quick_ends_connections_and_frees_the_port():
+def test_close_ends_connections_and_frees_the_port_quickly():
     def seconds_to_close():
         with held_port() as port:
             listening = HealthServer("127.0.0.1", port, {"/healthz": page})
@@ -169,7 +169,7 @@ def test_close_is_quick_ends_connections_and_frees_the_port():
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6 here")
-def test_ipv6_is_listened_on():
+def test_listener_supports_ipv6():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -182,7 +182,7 @@ def test_ipv6_is_listened_on():
         listening.close()
 
 
-def test_prober_that_waits_while_there_is_no_descriptor_uses_no_core_and_is_answered_later(listener):
+def test_probe_without_a_free_descriptor_uses_no_cpu_and_is_served_later(listener):
     with socket.socket() as prober:
         with no_descriptors():
             prober.connect(("127.0.0.1", listener.port))
@@ -195,6 +195,6 @@ def test_prober_that_waits_while_there_is_no_descriptor_uses_no_core_and_is_answ
     assert used_seconds < 0.1
 
 
-def test_page_is_answered_while_no_thread_can_be_started(listener):
+def test_page_is_served_while_no_thread_can_start(listener):
     with no_threads():
         assert get(listener, "/healthz").status_code == 200

@@ -113,7 +113,7 @@ def test_event_takes_the_vm_out_of_service(bench, shown, settings, status):
     assert bench.status == status
 
 
-def test_announced_event_takes_the_vm_out_when_its_time_comes(bench):
+def test_scheduled_event_takes_the_vm_out_of_service_at_its_time(bench):
     bench.show(event(seconds=1000))
     assert bench.status == 200
     bench.clock.advance(100)
@@ -122,13 +122,13 @@ def test_announced_event_takes_the_vm_out_when_its_time_comes(bench):
 
 
 @pytest.mark.parametrize(("resources", "status"), [(("vm_1",), 503), ((), 200)])
-def test_while_the_name_is_unknown_every_event_with_resources_counts(bench, resources, status):
+def test_every_event_with_resources_counts_while_the_vm_name_is_unknown(bench, resources, status):
     bench.vm_name = None
     bench.show(event(resources=resources))
     assert bench.status == status
 
 
-def test_a_reboot_that_becomes_a_freeze_keeps_the_vm_out_until_it_ends(bench):
+def test_reboot_that_becomes_a_freeze_keeps_the_vm_out_until_its_end(bench):
     bench.show(event())
     assert bench.status == 503
     freeze = event("Started", event_type="Freeze")
@@ -138,7 +138,7 @@ def test_a_reboot_that_becomes_a_freeze_keeps_the_vm_out_until_it_ends(bench):
     assert bench.status == 200
 
 
-def test_of_two_overlapping_events_both_must_end(bench):
+def test_vm_returns_only_after_both_overlapping_events_end(bench):
     first, second = event("Started"), event("Started", event_id="B")
     bench.show(first, second)
     assert bench.status == 503
@@ -149,7 +149,7 @@ def test_of_two_overlapping_events_both_must_end(bench):
 
 
 @pytest.mark.parametrize("evidence", [Evidence.INFERRED, Evidence.UNKNOWN])
-def test_after_an_ending_without_proof_the_vm_stays_out_for_a_while(bench, evidence):
+def test_vm_stays_out_of_service_for_a_period_after_an_unproven_ending(bench, evidence):
     bench.show(event())
     assert bench.status == 503
     bench.end(event(), evidence)
@@ -168,7 +168,7 @@ def test_a_postponed_event_keeps_the_vm_out(bench):
     assert bench.status == 503
 
 
-def test_a_restart_of_the_agent_does_not_change_the_response(bench):
+def test_agent_restart_does_not_change_the_response(bench):
     bench.show(event())
     assert bench.status == 503
     freeze = event(event_type="Freeze")
@@ -179,7 +179,7 @@ def test_a_restart_of_the_agent_does_not_change_the_response(bench):
     assert bench.status == 503
 
 
-def test_an_ending_that_the_agent_did_not_note_counts_as_unproven(bench):
+def test_unrecorded_ending_counts_as_unproven(bench):
     bench.show(event())
     assert bench.status == 503
     bench.restart()
@@ -189,12 +189,12 @@ def test_an_ending_that_the_agent_did_not_note_counts_as_unproven(bench):
     assert bench.status == 200
 
 
-def test_without_stored_state_the_vm_is_in_service(bench):
+def test_vm_without_stored_state_is_in_service(bench):
     bench.watched.silent_seconds = None
     assert bench.status == 200
 
 
-def test_while_imds_is_silent_the_response_does_not_change(bench):
+def test_response_does_not_change_while_imds_is_silent(bench):
     bench.show(event(seconds=1000))
     assert bench.status == 200
     bench.silence(200)
@@ -206,7 +206,7 @@ def test_while_imds_is_silent_the_response_does_not_change(bench):
 
 
 @pytest.mark.parametrize(("shown", "seconds"), [(event("Started"), 3600), (event(seconds=600), 4200)])
-def test_after_an_hour_of_silence_the_vm_returns_and_the_agent_logs_an_error(bench, caplog, shown, seconds):
+def test_vm_returns_with_an_error_log_after_an_hour_without_imds(bench, caplog, shown, seconds):
     bench.show(shown)
     assert bench.status == 503
     bench.silence(seconds - 1)

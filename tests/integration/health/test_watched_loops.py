@@ -66,7 +66,7 @@ def test_approver_whose_request_never_ends_is_late(kit, gate):
     assert loop_watch.late_seconds == 0
 
 
-def test_an_agent_watches_what_it_runs(tmp_path):
+def test_agent_watches_exactly_the_loops_that_it_runs(tmp_path):
     key = tmp_path / "ops.pub"
     key.write_bytes(b"")
     with Simulator(rate_limit=False) as simulator, HttpPeer() as portal:
