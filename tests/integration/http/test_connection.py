@@ -1,4 +1,4 @@
-"""A request over the connection of the poll ends by its deadline, and leaves nothing behind."""
+"""A request over the connection of the poll ends by its deadline, and leaks no thread and no socket."""
 
 import http.client
 import socket
@@ -54,14 +54,14 @@ def cut(connection, deadline_seconds=DEADLINE):
 @pytest.mark.parametrize(
     "behaviour", [silent, drip_header, drip_body, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__
 )
-def test_a_server_that_never_finishes_is_cut_at_the_deadline(start, behaviour):
+def test_request_to_a_server_that_never_finishes_ends_at_the_deadline(start, behaviour):
     _, connection = start(behaviour)
     in_time(lambda: cut(connection), deadline_seconds=DEADLINE)
     connection.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_twenty_cuts_leave_no_thread_and_no_socket(start):
+def test_twenty_timeouts_leak_no_thread_and_no_socket(start):
     cut(start(silent)[1], 0.05)  # starts the watchdog
     with nothing_left_behind():
         peer, connection = start(drip_body)
@@ -89,7 +89,7 @@ def test_a_connection_is_kept_and_replaced_if_the_server_closed_it(start):
     connection.close()
 
 
-def test_a_request_after_a_cut_or_a_close_uses_a_new_connection(start):
+def test_request_after_a_timeout_or_close_uses_a_new_connection(start):
     peer, connection = start(lambda peer, sock, number: (silent if number == 1 else answer)(peer, sock, number))
     cut(connection)
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_truncated_body_is_an_error(start):
     ],
     ids=["continue", "chunked", "HTTP/1.0", "length is not a number"],
 )
-def test_unusual_responses_are_read(start, response):
+def test_unusual_responses_are_parsed(start, response):
     def respond(peer, connection, _):
         peer.read_request(connection)
         connection.sendall(response)

@@ -1,4 +1,4 @@
-"""A call ends by its deadline whatever the peer does, and leaves nothing behind."""
+"""A call ends by its deadline with any peer, and leaks no thread and no socket."""
 
 import queue
 import socket
@@ -78,25 +78,25 @@ def cut_in_time(call):
 @pytest.mark.parametrize(
     "behaviour", [silent, drip_header, drip_body, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__
 )
-def test_a_peer_that_never_finishes_is_cut_at_the_deadline(start, session, behaviour):
+def test_call_to_a_peer_that_never_finishes_ends_at_the_deadline(start, session, behaviour):
     peer = start(behaviour)
     cut_in_time(lambda: session.request("POST", peer.url, data=b"x", deadline_seconds=DEADLINE))
 
 
-def test_a_peer_that_takes_nothing_off_the_wire_is_cut_at_the_deadline(start, session):
+def test_call_to_a_peer_that_never_reads_ends_at_the_deadline(start, session):
     peer = start(never_read)
     body = b"x" * 30_000_000
     cut_in_time(lambda: session.request("POST", peer.url, data=body, deadline_seconds=DEADLINE))
 
 
-def test_a_silent_tls_handshake_is_cut_at_the_deadline(start, session, certificate):
+def test_silent_tls_handshake_ends_at_the_deadline(start, session, certificate):
     file, _context = certificate  # one to read, or a hundred and fifty would be what is measured on a busy machine
     url = f"https://127.0.0.1:{start(silent).port}/"
     cut_in_time(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE))
 
 
 @pytest.mark.parametrize("behaviour", [drip_header, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__)
-def test_tls_changes_nothing(start, session, certificate, behaviour):
+def test_deadline_applies_under_tls(start, session, certificate, behaviour):
     file, context = certificate
 
     def under_tls(peer, connection, number):
@@ -122,14 +122,14 @@ def test_a_connection_under_tls_is_kept_between_calls(start, session, certificat
     assert peer.accepted == 1
 
 
-def test_a_name_with_several_addresses_is_tried_until_one_answers(start, session):
+def test_each_address_of_a_host_is_tried_until_one_responds(start, session):
     url = start(answer).url.replace("127.0.0.1", "localhost")
     assert session.request("GET", url, deadline_seconds=20).content == b"ok"
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("behaviour", [silent, drip_body], ids=lambda each: each.__name__)
-def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, behaviour, certificate):
+def test_twenty_consecutive_timeouts_leak_no_thread_and_no_socket(start, session, behaviour, certificate):
     session.verify = str(certificate[0])  # requests' own bundle takes longer to read than this deadline
     cut(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # the watchdog is there now
     taken = []
@@ -145,7 +145,7 @@ def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, beha
     assert median(taken) < 0.1 * 1.1 + 0.15  # a busy machine is late now and then, a fault each time
 
 
-def test_the_call_after_a_cut_works_on_a_new_connection(start, session):
+def test_call_after_a_timeout_uses_a_new_connection(start, session):
     def first_silent(peer, connection, number):
         (silent if number == 1 else answer)(peer, connection, number)
 
@@ -160,7 +160,7 @@ def wait_in_vain(session, url):
         session.request("GET", url, deadline_seconds=60)
 
 
-def test_a_long_deadline_does_not_hide_a_short_one_of_another_thread(start):
+def test_long_deadline_does_not_delay_a_short_deadline_of_another_thread(start):
     peer = start(hear_and_say_nothing)
     with DeadlineSession() as patient, DeadlineSession() as hurried:
         waiting = threading.Thread(target=wait_in_vain, args=(patient, peer.url))
@@ -173,7 +173,7 @@ def test_a_long_deadline_does_not_hide_a_short_one_of_another_thread(start):
         assert not waiting.is_alive()
 
 
-def test_closing_a_session_breaks_off_its_call_in_another_thread(start):
+def test_close_of_a_session_cancels_its_call_in_another_thread(start):
     peer = start(hear_and_say_nothing)
     session = DeadlineSession()
     raised = queue.Queue()
@@ -216,7 +216,7 @@ def test_redirects_are_not_followed(start, session):
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 5000", b"Connection: close"])
-def test_a_body_over_the_limit_is_refused(start, session, framing):
+def test_body_over_the_limit_is_rejected(start, session, framing):
     def large(peer, connection, _):
         peer.read_request(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n" + b"x" * 5000)
@@ -229,7 +229,7 @@ def test_a_body_over_the_limit_is_refused(start, session, framing):
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "identity, br", "unheard-of"])
-def test_a_compressed_body_is_refused_before_any_of_it_is_read(start, session, coding):
+def test_compressed_body_is_rejected_before_it_is_read(start, session, coding):
     def promise(peer, connection, _):
         peer.read_request(connection)
         connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: 1000\r\n\r\n".encode())
@@ -240,7 +240,7 @@ def test_a_compressed_body_is_refused_before_any_of_it_is_read(start, session, c
     assert (refused.value.response.status_code, refused.value.response.content) == (200, b"")
 
 
-def test_no_compressed_body_is_requested(start, session):
+def test_compression_is_not_requested(start, session):
     peer = start(answer)
     session.request("GET", peer.url, deadline_seconds=20)
     assert b"accept-encoding: identity" in peer.requests.get(timeout=10).lower()
@@ -251,7 +251,7 @@ def test_environment_proxies_are_ignored(start, session, monkeypatch):
     assert session.request("GET", start(answer).url, deadline_seconds=20).content == b"ok"
 
 
-def test_a_proxy_that_is_set_is_used_and_cut_too(start, session):
+def test_configured_proxy_is_used_with_the_same_deadline(start, session):
     proxy = start(answer)
     proxies = {"http": f"http://127.0.0.1:{proxy.port}", "https": f"http://127.0.0.1:{start(silent).port}"}
     assert session.request("GET", "http://example.invalid/x", proxies=proxies, deadline_seconds=20).content == b"ok"
@@ -260,7 +260,7 @@ def test_a_proxy_that_is_set_is_used_and_cut_too(start, session):
     cut_in_time(lambda: session.request("GET", url, proxies=proxies, deadline_seconds=DEADLINE))
 
 
-def test_a_message_does_not_give_away_what_a_url_holds(start, session):
+def test_error_message_hides_secrets_of_the_url(start, session):
     url = start(silent).url.replace("http://", "http://user:hunter2@") + "/hunter2?sig=hunter2"
     with pytest.raises(DeadlineExceeded) as caught:
         session.request("GET", url, deadline_seconds=0.05)
@@ -269,12 +269,12 @@ def test_a_message_does_not_give_away_what_a_url_holds(start, session):
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("inf"), float("nan")])
-def test_a_call_without_an_end_is_refused(session, deadline):
+def test_call_without_a_finite_deadline_is_rejected(session, deadline):
     with pytest.raises(ValueError, match="deadline_seconds"):
         session.request("GET", "http://127.0.0.1/", deadline_seconds=deadline)
 
 
-def test_send_of_requests_is_refused_because_it_has_no_deadline(session):
+def test_send_of_requests_is_rejected_because_it_has_no_deadline(session):
     prepared = session.prepare_request(requests.Request("GET", "http://127.0.0.1:9/"))
     with pytest.raises(TypeError, match="has no deadline"):
         session.send(prepared)
