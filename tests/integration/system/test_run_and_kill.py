@@ -1,4 +1,4 @@
-"""Programs that misbehave in every way we know: the caller always comes back in time, and nothing is left over."""
+"""Programs that misbehave: the caller always returns in time, and no process or descriptor remains."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wait_until_dead(pids: list[int]) -> None:
 
 @pytest.fixture
 def pids(tmp_path: Path) -> Iterator[Path]:
-    """A file to which a script writes the pids it starts; what is left of them is killed."""
+    """A file to which a script writes the pids that it starts. Teardown kills the remaining processes."""
     path = tmp_path / "pids"
     yield path
     for pid in path.read_text().split() if path.exists() else []:
@@ -60,25 +60,25 @@ def pids(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def test_exit_code_and_the_end_of_standard_error_are_told() -> None:
+def test_result_has_the_exit_code_and_the_end_of_standard_error() -> None:
     finished = sh("seq 1 5000 >&2; printf 'the \\033[31mlast\\0 line\\n' >&2; exit 3")
     assert (finished.ending, finished.exit_code) == (Ending.ITSELF, 3)
     assert finished.error_output.endswith("4999 5000 the [31mlast line")
     assert len(finished.error_output) == 256
 
 
-def test_standard_input_arrives_whole(tmp_path: Path) -> None:
+def test_standard_input_arrives_completely(tmp_path: Path) -> None:
     sent = b'{"id": 1}\n' * 100_000
     assert sh(f"cat >{tmp_path}/got", stdin=sent).exit_code == 0
     assert (tmp_path / "got").read_bytes() == sent
 
 
-def test_program_that_reads_nothing_is_no_failure() -> None:
+def test_program_that_ignores_standard_input_does_not_fail() -> None:
     assert sh("exit 0", stdin=b"x" * 5_000_000).exit_code == 0
     assert sh("sleep 0.3; exit 4", stdin=b"x" * 5_000_000).exit_code == 4
 
 
-def test_program_that_prints_without_end_is_cut_in_time_and_memory() -> None:
+def test_endless_output_is_limited_in_time_and_memory() -> None:
     def print_without_end(where: str) -> None:
         finished = sh(f"yes {'x' * 1000} {where}", deadline_seconds=0.5)
         assert finished.ending is Ending.DEADLINE
@@ -112,7 +112,7 @@ while :; do wait; done
 
 
 @needs_proc
-def test_child_in_the_background_that_holds_the_pipes_hangs_nobody(pids: Path) -> None:
+def test_background_child_with_open_pipes_does_not_block_the_caller(pids: Path) -> None:
     before = time.monotonic()
     finished = sh(f"sleep 300 & echo $! >{pids}; echo started >&2")
     assert time.monotonic() - before < 15, "half of its deadline"
@@ -121,7 +121,7 @@ def test_child_in_the_background_that_holds_the_pipes_hangs_nobody(pids: Path) -
 
 
 @needs_proc
-def test_close_from_another_thread_kills_what_runs_and_starts_nothing_more(pids: Path) -> None:
+def test_close_from_another_thread_kills_programs_and_prevents_new_ones(pids: Path) -> None:
     runner = Runner()
     ended: list[Finished] = []
     script = f"trap '' TERM; sleep 300 & echo $! >>{pids}; echo $$ >>{pids}; while :; do wait; done"
@@ -144,7 +144,7 @@ def test_close_from_another_thread_kills_what_runs_and_starts_nothing_more(pids:
 
 
 @needs_proc
-def test_process_that_exits_takes_its_program_along(pids: Path, agent_env: dict[str, str]) -> None:
+def test_exit_of_the_agent_kills_its_program(pids: Path, agent_env: dict[str, str]) -> None:
     code = f"""
 import threading, time
 from pathlib import Path
@@ -159,8 +159,8 @@ while not (Path({str(pids)!r}).exists() and Path({str(pids)!r}).read_text()):
 
 
 @needs_proc
-def test_fifty_runs_leave_no_zombie_no_descriptor_and_no_thread(agent_env: dict[str, str]) -> None:
-    # In a process of its own: elsewhere what earlier tests opened may be collected meanwhile.
+def test_fifty_runs_leak_no_zombie_descriptor_or_thread(agent_env: dict[str, str]) -> None:
+    # In a separate process, because garbage of earlier tests could be collected during the runs.
     code = """
 import os, sys, threading, time
 from pathlib import Path
@@ -183,7 +183,7 @@ try:
     Runner().run(["/nowhere/at-all"], deadline_seconds=1)
 except FileNotFoundError:
     pass
-# What was killed may be there a moment longer; a thread waits for its end then.
+# A killed process can remain for a moment, and a thread waits for its end.
 children, give_up_at = Path(f"/proc/self/task/{os.getpid()}/children"), time.monotonic() + 30
 while (left() != before or children.read_text()) and time.monotonic() < give_up_at:
     time.sleep(0.01)
@@ -195,7 +195,7 @@ if children.read_text():
     subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=120)
 
 
-def test_environment_is_inherited_changed_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_inherited_overridden_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "kept")
     monkeypatch.setenv("HIDDEN", "hidden")
     finished = sh(
@@ -204,7 +204,7 @@ def test_environment_is_inherited_changed_and_taken_away(monkeypatch: pytest.Mon
     assert finished.error_output == "kept,none,Müller ?"
 
 
-def test_lost_exit_code_is_an_error_and_no_success(agent_env: dict[str, str]) -> None:
+def test_lost_exit_code_is_an_error(agent_env: dict[str, str]) -> None:
     code = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -220,7 +220,7 @@ except OSError as error:
     assert done.stdout.startswith("refused: [Errno 10] SIGCHLD is ignored")
 
 
-def test_program_is_found_as_it_would_be_started(tmp_path: Path) -> None:
+def test_find_program_uses_the_path_that_the_runner_uses(tmp_path: Path) -> None:
     program = tmp_path / "my-drain"
     program.write_text("#!/bin/sh\nexit 7\n")
     place = {"PATH": str(tmp_path)}

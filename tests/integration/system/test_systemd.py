@@ -1,4 +1,4 @@
-"""What systemd hears, over a real datagram socket."""
+"""Notifications to systemd over a real datagram socket."""
 
 import os
 import socket
@@ -47,7 +47,7 @@ def heard(manager):
             return messages
 
 
-def test_manager_hears_ready_and_stopping(manager, notifier_of):
+def test_service_manager_receives_ready_and_stopping(manager, notifier_of):
     notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname()})
     notifier.ready("Watching vm1")
     notifier.alive()
@@ -61,12 +61,12 @@ def test_manager_hears_ready_and_stopping(manager, notifier_of):
     notifier.ready("too late")
 
 
-def test_name_of_a_vm_gives_no_orders(manager, notifier_of):
+def test_vm_name_cannot_inject_notify_messages(manager, notifier_of):
     notifier_of({"NOTIFY_SOCKET": manager.getsockname()}).ready("Watching vm\nMAINPID=1\r")
     assert heard(manager) == [["READY=1", "STATUS=Watching vm MAINPID=1 "]]
 
 
-def test_watchdog_is_fed_three_times_in_its_time(manager, notifier_of):
+def test_watchdog_is_fed_three_times_per_interval(manager, notifier_of):
     clock = Clock()
     notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9000000"}, clock)
     for second in range(10):
@@ -81,14 +81,14 @@ def test_watchdog_of_another_process_is_not_fed(manager, notifier_of):
     assert heard(manager) == []
 
 
-def test_address_is_kept_from_programs_that_sinks_start(manager, notifier_of):
+def test_notify_variables_are_removed_from_the_environment(manager, notifier_of):
     environ = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "2", "PATH": "/bin"}
     notifier_of(environ)
     assert environ == {"PATH": "/bin"}
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/notify", "@nobody-listens-here"])
-def test_manager_that_is_not_there_is_no_trouble(address, notifier_of):
+def test_missing_service_manager_is_ignored(address, notifier_of):
     notifier = notifier_of({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "rubbish"})
     notifier.ready("x")
     notifier.alive()
