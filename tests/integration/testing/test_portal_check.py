@@ -1,4 +1,4 @@
-"""The conformance kit: a correct portal meets every sentence, and each wrong one is told by its section.
+"""The conformance kit: a correct portal meets every requirement, and each violation is reported.
 
 All portals are checked at the same time, since what takes long is waiting for what they hold.
 """
@@ -76,11 +76,11 @@ ALSO = {
 
 
 class NobodyToAsk(SmallPortal):
-    """Checked without a key, a way for records and an operator."""
+    """Checked without a key, an endpoint for records, and an operator."""
 
 
 class TakesDocuments(SmallPortal):
-    """Checked with the token that it gives for an attested document."""
+    """Checked with the token that the portal returns for an attested document."""
 
     def posted(self, record):
         return super().posted(record) if record["vm"]["vm_id"] == self.vm_id else 403
@@ -129,7 +129,7 @@ def checked(made, folder, **options):
 
 
 def options_of_all():
-    """Return how the kit is told of each portal."""
+    """Return the options of the kit for each portal."""
     options = {each: {} if requirement in BY_A_DECISION else {"decider": None} for each, requirement in WRONG.items()}
     for each in BY_A_DOCUMENT:
         options[each]["document"] = partial(attested, VM_ID)
@@ -138,7 +138,7 @@ def options_of_all():
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """Return what returns the report on a portal, by its class."""
+    """Return a function that returns the report on a portal, given the class of the portal."""
     folder = tmp_path_factory.mktemp("portals")
     options = options_of_all()
     with ThreadPoolExecutor(len(options)) as pool:
@@ -150,7 +150,7 @@ def broken(report):
     return {each.requirement: each for each in report.findings if each.result is Result.NOT_MET}
 
 
-def test_a_correct_portal_meets_every_sentence(reports):
+def test_correct_portal_meets_every_requirement(reports):
     report, portal = reports[SmallPortal]()
     others = {each.requirement: each.detail for each in report.findings if each.result != "met"}
     assert set(others) == OF_DOCUMENTS, others
@@ -160,7 +160,7 @@ def test_a_correct_portal_meets_every_sentence(reports):
 
 
 @pytest.mark.parametrize("portal", WRONG, ids=lambda portal: portal.__name__)
-def test_a_portal_that_breaks_one_sentence_is_told_by_it(reports, portal, tmp_path):
+def test_violated_requirement_is_reported(reports, portal, tmp_path):
     found = broken(reports[portal]()[0])
     for number in range(3):  # alone: beside all others a slow machine answers late, too
         if WRONG[portal] in found and not (set(found) - {WRONG[portal]}) & TIMED:
@@ -174,11 +174,11 @@ def test_a_portal_that_breaks_one_sentence_is_told_by_it(reports, portal, tmp_pa
     assert TOKEN not in f"{finding.asked}{finding.answered}{finding.detail}"
 
 
-def test_every_sentence_but_those_nobody_can_break_alone_has_a_portal_that_breaks_it():
+def test_every_requirement_has_a_portal_that_violates_it():
     assert set(WRONG.values()) == set(Requirement)
 
 
-def test_without_an_operator_and_a_key_it_says_what_was_not_tried(reports):
+def test_requirements_without_an_operator_or_a_key_are_reported_as_not_tried(reports):
     report, _ = reports[NobodyToAsk]()
     results = {each.requirement: each for each in report.findings}
     assert not broken(report)
@@ -195,14 +195,14 @@ def test_without_an_operator_and_a_key_it_says_what_was_not_tried(reports):
     }
 
 
-def test_a_portal_that_says_the_token_back_does_not_get_it_shown(reports):
+def test_token_echoed_by_the_portal_is_not_shown(reports):
     report, _ = reports[SaysTheTokenBack]()
     shown = str([(each.detail, each.asked, each.answered) for each in report.findings])
     assert "<secret>" in shown
     assert TOKEN not in shown
 
 
-def test_a_portal_that_gives_tokens_for_attested_documents_is_asked_with_one(reports):
+def test_portal_is_checked_with_a_token_for_an_attested_document(reports):
     report, portal = reports[TakesDocuments]()
     assert len(portal.documents) == 2  # the kit's own, and the one whose token it asks with
     assert not broken(report)

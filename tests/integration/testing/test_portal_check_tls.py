@@ -1,4 +1,4 @@
-"""The conformance kit over TLS: portals that know a VM by its client certificate, and some that nobody should trust."""
+"""The conformance kit over TLS: portals that identify a VM by its client certificate, and untrusted portals."""
 
 import ssl
 
@@ -16,7 +16,7 @@ VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
 
 
 class KnowsByTls(SmallPortal):
-    """Takes whoever TLS lets in for the VM."""
+    """Treats every client that passes TLS as the VM."""
 
     def refused(self, asked):
         return None if asked.vm_id == self.vm_id else Said(403)
@@ -56,7 +56,7 @@ def broken(found):
     return {each.key for each, finding in found.items() if finding.result is Result.NOT_MET}
 
 
-def test_a_portal_that_breaks_off_without_the_client_certificate_meets_it(serve, authority):
+def test_portal_that_requires_a_client_certificate_meets_only_this_vm(serve, authority):
     found = checked(serve(authority.server_context(wants_client=True)), authority, **shows(authority))
     assert broken(found) == set()
     for each in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM, Requirement.HELD, Requirement.INDEX_AHEAD):
@@ -64,7 +64,7 @@ def test_a_portal_that_breaks_off_without_the_client_certificate_meets_it(serve,
     assert found[Requirement.CHALLENGE].result is Result.NOT_TRIED
 
 
-def test_a_portal_that_asks_for_a_certificate_and_takes_none_too_does_not(serve, authority):
+def test_portal_with_an_optional_client_certificate_fails_only_this_vm(serve, authority):
     tls = authority.server_context(wants_client=True)
     tls.verify_mode = ssl.CERT_OPTIONAL
     found = checked(serve(tls), authority, **shows(authority))
@@ -74,14 +74,14 @@ def test_a_portal_that_asks_for_a_certificate_and_takes_none_too_does_not(serve,
     assert finding.answered.startswith("200, ")
 
 
-def test_a_client_certificate_that_the_portal_does_not_know_is_said(serve, authority, tmp_path):
+def test_unknown_client_certificate_is_reported(serve, authority, tmp_path):
     stranger = PrivateCa(tmp_path / "stranger")
     found = checked(serve(authority.server_context(wants_client=True)), authority, **shows(stranger))
     assert broken(found) == {"answered"}
     assert found[Requirement.ANSWERED].asked.endswith(", with the client certificate")
 
 
-def test_a_portal_whose_certificate_is_of_another_authority_is_not_asked_any_more(serve, authority, tmp_path):
+def test_check_stops_at_a_portal_certificate_of_another_authority(serve, authority, tmp_path):
     stranger = PrivateCa(tmp_path / "stranger")
     found = checked(serve(stranger.server_context()), authority)
     assert broken(found) == {"answered"}
@@ -89,13 +89,13 @@ def test_a_portal_whose_certificate_is_of_another_authority_is_not_asked_any_mor
     assert found[Requirement.ONLY_THIS_VM].result is Result.NOT_TRIED
 
 
-def test_a_portal_whose_certificate_is_for_another_name_is_said(serve, authority):
+def test_portal_certificate_for_another_name_is_reported(serve, authority):
     tls = authority.server_context()
     found = checked(serve(tls).replace("127.0.0.1", "127.0.0.2"), authority)
     assert broken(found) == {"answered"}
 
 
-def test_a_portal_that_speaks_no_tls_is_said(serve, authority):
+def test_portal_without_tls_is_reported(serve, authority):
     found = checked(serve(None).replace("http:", "https:"), authority)
     assert broken(found) == {"answered"}
     assert "no answer: " in found[Requirement.ANSWERED].detail

@@ -37,7 +37,7 @@ def test_the_events_document_follows_the_clock_over_one_kept_connection(simulato
     assert len(simulator._servers[0]._connections) == 1
 
 
-def test_a_request_without_the_metadata_header_is_refused_from_2017_08_01_on(simulator):
+def test_request_without_the_metadata_header_is_rejected_since_2017_08_01(simulator):
     def status(version):
         url = f"{simulator.endpoint}/metadata/scheduledevents?api-version={version}"
         return requests.get(url, timeout=5).status_code
@@ -45,13 +45,13 @@ def test_a_request_without_the_metadata_header_is_refused_from_2017_08_01_on(sim
     assert [status(version) for version in ("2017-03-01", "2017-08-01", "2020-07-01")] == [200, 400, 400]
 
 
-def test_a_forwarded_request_is_refused(simulator, session):
+def test_forwarded_request_is_rejected(simulator, session):
     for path in (EVENTS, COMPUTE, TOKEN):
         assert get(session, simulator, path, headers={"X-Forwarded-For": "10.0.0.1"}).status_code == 400
 
 
 @pytest.mark.parametrize("query", ["", "?api-version=", "?api-version=latest", "?api-version=2099-01-01"])
-def test_a_missing_or_unknown_api_version_is_answered_with_the_newest_ones(simulator, session, query):
+def test_invalid_api_version_returns_the_newest_versions(simulator, session, query):
     answer = get(session, simulator, "/metadata/scheduledevents" + query)
     assert answer.status_code == 400
     assert answer.json() == {
@@ -60,7 +60,7 @@ def test_a_missing_or_unknown_api_version_is_answered_with_the_newest_ones(simul
     }
 
 
-def test_several_events_are_approved_in_one_post_and_again_without_harm(simulator, session):
+def test_approving_several_events_in_one_request_is_idempotent(simulator, session):
     ids = [simulator.world.add_event(EventSpec(event_type="Freeze")) for _ in range(2)]
     assert approve(session, simulator, *ids).status_code == 200
     assert {event["EventStatus"] for event in get(session, simulator).json()["Events"]} == {"Started"}
@@ -103,7 +103,7 @@ def test_an_approval_of_an_unknown_event_or_without_the_header_is_400(simulator,
     assert simulator.world.events()[0].status == "Scheduled"
 
 
-def test_the_versions_of_2017_want_the_incarnation_in_an_approval(simulator, session):
+def test_versions_of_2017_require_the_incarnation_in_an_approval(simulator, session):
     event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
     old = "/metadata/scheduledevents?api-version=2017-11-01"
     assert approve(session, simulator, event_id, path=old).status_code == 400
@@ -121,7 +121,7 @@ def test_the_instance_document_names_the_instance_of_a_scale_set(simulator, sess
     assert get(session, simulator, "/metadata/instance/compute/colour?api-version=2021-02-01").status_code == 404
 
 
-def test_the_managed_identity_answers_with_a_token_for_the_resource(simulator, session):
+def test_managed_identity_returns_a_token_for_the_resource(simulator, session):
     token = get(session, simulator, TOKEN + "&client_id=abc").json()
     assert token["resource"] == "https://eventhubs.azure.net"
     assert token["token_type"] == "Bearer"
@@ -138,7 +138,7 @@ def test_the_managed_identity_answers_with_a_token_for_the_resource(simulator, s
         "/metadata/identity/oauth2/token?api-version=2099-01-01&resource=r",
     ],
 )
-def test_a_token_request_that_lacks_something_is_400(simulator, session, path):
+def test_incomplete_token_request_is_400(simulator, session, path):
     answer = get(session, simulator, path)
     assert answer.status_code == 400
     assert answer.json()["error"] == "invalid_request"
@@ -150,7 +150,7 @@ def test_other_paths_and_methods_are_404_and_405(simulator, session):
     assert session.put(simulator.endpoint + EVENTS, timeout=5).status_code == 405
 
 
-def test_the_sixth_request_within_a_second_is_429_for_that_vm_alone(clock, session):
+def test_sixth_request_within_a_second_is_429_for_that_vm_only(clock, session):
     with Simulator(vms=["a", "b"], clock=clock) as simulator:
         paths = [EVENTS, COMPUTE, TOKEN, EVENTS, EVENTS, EVENTS]
         assert [get(session, simulator, path).status_code for path in paths] == [200, 200, 200, 200, 200, 429]
@@ -161,7 +161,7 @@ def test_the_sixth_request_within_a_second_is_429_for_that_vm_alone(clock, sessi
         assert get(session, simulator).status_code == 200
 
 
-def test_every_vm_of_a_fleet_sees_the_same_events_and_its_own_identity(clock, session):
+def test_every_vm_of_a_fleet_gets_the_same_events_and_its_own_identity(clock, session):
     with Simulator(vms=["web_1", "web_2", "web_10"], clock=clock) as simulator:
         event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
         for name, endpoint in simulator.endpoints.items():
@@ -174,7 +174,7 @@ def test_every_vm_of_a_fleet_sees_the_same_events_and_its_own_identity(clock, se
         assert simulator.world.approvals[0].vm == "web_10"
 
 
-def test_a_fault_strikes_its_target_for_its_count_and_no_longer(simulator, session):
+def test_fault_affects_only_its_target_and_ends_after_its_count(simulator, session):
     simulator.world.set_fault(Fault(kind="status", status=503, retry_after_seconds=7, count=2))
     simulator.world.set_fault(Fault(kind="status", status=429, count=1))
     answers = [get(session, simulator) for _ in range(4)]
@@ -184,7 +184,7 @@ def test_a_fault_strikes_its_target_for_its_count_and_no_longer(simulator, sessi
     assert [seen.fault for seen in simulator.requests] == ["status", "status", "status", None, None]
 
 
-def test_a_fault_may_strike_approvals_alone_and_until_cleared(simulator, session):
+def test_fault_can_affect_only_approvals_until_it_is_cleared(simulator, session):
     event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
     simulator.world.set_fault(Fault(kind="status", status=500, method="POST"))
     assert [approve(session, simulator, event_id).status_code for _ in range(3)] == [500, 500, 500]
@@ -194,14 +194,14 @@ def test_a_fault_may_strike_approvals_alone_and_until_cleared(simulator, session
 
 
 @pytest.mark.parametrize("target", ["scheduledevents", "identity", "token"])
-def test_each_path_has_faults_of_its_own(simulator, session, target):
+def test_each_path_has_separate_faults(simulator, session, target):
     paths = {"scheduledevents": EVENTS, "identity": COMPUTE, "token": TOKEN}
     simulator.world.set_fault(Fault(kind="status", status=410, target=target))
     for name, path in paths.items():
         assert get(session, simulator, path).status_code == (410 if name == target else 200)
 
 
-def test_bodies_may_be_empty_truncated_garbage_or_too_large(simulator, session):
+def test_faults_return_empty_truncated_garbage_and_oversized_bodies(simulator, session):
     right = get(session, simulator).content
     for kind in ("empty", "truncated", "garbage", "oversize"):
         simulator.world.set_fault(Fault(kind=kind, count=1))
@@ -214,7 +214,7 @@ def test_bodies_may_be_empty_truncated_garbage_or_too_large(simulator, session):
     assert get(session, simulator).content == right
 
 
-def test_connections_may_be_cut_closed_or_sent_elsewhere(simulator, session):
+def test_faults_cut_close_and_redirect_connections(simulator, session):
     simulator.world.set_fault(Fault(kind="cut", count=1))
     with pytest.raises(requests.RequestException):
         get(session, simulator)
@@ -227,7 +227,7 @@ def test_connections_may_be_cut_closed_or_sent_elsewhere(simulator, session):
     assert get(session, simulator).status_code == 200
 
 
-def test_silence_answers_nothing_and_ends_with_the_client(simulator, session):
+def test_silence_fault_sends_nothing_and_ends_with_the_client(simulator, session):
     simulator.world.set_fault(Fault(kind="silence", count=1))
     with pytest.raises(requests.ReadTimeout):
         get(session, simulator, timeout=0.3)
@@ -235,7 +235,7 @@ def test_silence_answers_nothing_and_ends_with_the_client(simulator, session):
     assert get(session, simulator).status_code == 200
 
 
-def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
+def test_drip_fault_defeats_a_read_timeout(simulator):
     simulator.world.set_fault(Fault(kind="drip", delay_seconds=0.05, count=1))
     url = urlsplit(simulator.endpoint)
     request = f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\nMetadata: true\r\n\r\n".encode()
@@ -247,7 +247,7 @@ def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_the_first_call_may_be_slow_and_the_second_is_not(session):
+def test_first_call_fault_delays_only_the_first_call(session):
     with Simulator(first_call_seconds=0.4) as simulator:
         started = time.monotonic()
         assert get(session, simulator).status_code == 200
@@ -255,7 +255,7 @@ def test_the_first_call_may_be_slow_and_the_second_is_not(session):
         assert not simulator.world.faults.waiting()
 
 
-def test_closing_ends_silent_slow_and_dripping_connections_at_once(session):
+def test_close_ends_silent_slow_and_dripping_connections_immediately(session):
     simulator = Simulator(rate_limit=False)
     simulator.start()
     for kind in ("silence", "slow", "drip"):
@@ -282,26 +282,26 @@ def test_closing_ends_silent_slow_and_dripping_connections_at_once(session):
     simulator.close()
 
 
-def test_the_control_endpoint_takes_nothing_from_web_pages(simulator, session):
+def test_control_endpoint_rejects_requests_from_web_pages(simulator, session):
     answer = get(session, simulator, "/control", headers={"Origin": "https://example.net"})
     assert answer.status_code == 403
 
 
 @pytest.mark.parametrize("path", [EVENTS, COMPUTE, TOKEN, "/control/state"])
-def test_a_web_page_whose_name_points_to_loopback_gets_nothing(session, simulator, path):
+def test_dns_rebinding_to_loopback_is_rejected(session, simulator, path):
     assert get(session, simulator, path, headers={"Host": "evil.example"}).status_code == 421
     assert get(session, simulator, path, headers={"Host": "localhost:8169"}).status_code != 421
     incarnation = f"{simulator.endpoint}/control/incarnation"
     assert session.post(incarnation, headers={"Host": "evil.example"}, timeout=5).status_code == 421
 
 
-def test_a_simulator_that_remote_machines_may_reach_answers_to_any_name(session):
+def test_remotely_reachable_simulator_accepts_any_host_name(session):
     with Simulator(listen="0.0.0.0:0", allow_remote=True) as simulator:
         url = simulator.endpoint.replace("0.0.0.0", "127.0.0.1") + EVENTS
         assert session.get(url, headers={"Host": "simulator:8169"}, timeout=5).status_code == 200
 
 
-def test_only_loopback_is_listened_on_unless_told_otherwise():
+def test_simulator_listens_on_loopback_by_default():
     for listen in ("0.0.0.0:0", "192.0.2.1:80", "example.net:80"):
         with pytest.raises(WrongRequest, match="loopback"):
             Simulator(listen=listen)
@@ -311,7 +311,7 @@ def test_only_loopback_is_listened_on_unless_told_otherwise():
     Simulator(listen="0.0.0.0:0", allow_remote=True).close()
 
 
-def test_a_taken_port_is_said():
+def test_occupied_port_is_reported():
     with Simulator() as simulator:
         taken = simulator.endpoint.removeprefix("http://")
         with pytest.raises(SimulatorError, match="cannot listen"):

@@ -17,7 +17,7 @@ from bridge.testing import (
 from bridge.testing.simulator.faults import KINDS
 
 
-def test_the_control_endpoint_leads_an_event_through_its_life(simulator, session, clock):
+def test_control_endpoint_changes_an_event_through_every_status(simulator, session, clock):
     base = simulator.endpoint + "/control"
     created = session.post(base + "/events", json={"event_type": "Reboot", "impact_seconds": 1e9}, timeout=5)
     assert created.status_code == 201
@@ -72,7 +72,7 @@ def attested(session, simulator, nonce):
     return json.loads(re.search(rb'\{"licenseType".*?"vmId":"[^"]*"\}', der)[0])
 
 
-def test_the_attested_document_says_which_vm_it_is_and_has_the_nonce(simulator, session):
+def test_attested_document_contains_the_vm_id_and_the_nonce(simulator, session):
     found = attested(session, simulator, "abc-1")
     (machine,) = simulator.machines
     assert found["vmId"] == machine.vm_id
@@ -86,7 +86,7 @@ def test_the_attested_document_says_which_vm_it_is_and_has_the_nonce(simulator, 
     assert [each.status for each in simulator.requests] == [200, 400, 400, 400, 405]
 
 
-def test_a_cached_nonce_is_that_of_the_document_before_and_strikes_nothing_else(simulator, session):
+def test_cached_nonce_fault_repeats_the_previous_nonce_only(simulator, session):
     attested(session, simulator, "first")
     simulator.world.set_fault(Fault(kind="cached_nonce", count=1))
     assert get(session, simulator).json()["Events"] == []
@@ -94,7 +94,7 @@ def test_a_cached_nonce_is_that_of_the_document_before_and_strikes_nothing_else(
     assert attested(session, simulator, "third")["nonce"] == "third"
 
 
-def test_the_certificates_of_who_signs_are_at_the_control_endpoint(simulator, session):
+def test_control_endpoint_returns_the_signing_certificates(simulator, session):
     root, intermediate = (
         x509.load_pem_x509_certificate(session.get(simulator.endpoint + path, timeout=5).content)
         for path in ("/control/attestation/root", "/control/attestation/intermediate")
@@ -127,7 +127,7 @@ def test_the_control_endpoint_resets_the_incarnation(simulator, session):
         ("GET /control/fautls", b"", 404, "Did you mean 'faults'"),
     ],
 )
-def test_a_control_request_that_is_wrong_is_told_what_is_wrong(simulator, session, request_line, body, status, words):  # noqa: PLR0917
+def test_invalid_control_request_is_rejected_with_the_reason(simulator, session, request_line, body, status, words):  # noqa: PLR0917
     method, path = request_line.split()
     answer = session.request(method, simulator.endpoint + path, data=body, timeout=5)
     assert answer.status_code == status
