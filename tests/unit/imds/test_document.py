@@ -1,4 +1,4 @@
-"""What the metadata service may answer, and what the agent makes of it."""
+"""Parsing of metadata service responses."""
 
 import json
 from datetime import datetime, timezone
@@ -33,7 +33,7 @@ def event(**fields):
     return parse_document(document({"EventStatus": "Scheduled", **fields})).events[0]
 
 
-def test_every_field_of_the_newest_version_is_read():
+def test_every_field_of_the_newest_version_is_parsed():
     (read,) = parse_document(document(FULL)).events
     assert read.event_id == FULL["EventId"]
     assert (read.event_type, read.event_status, read.resource_type) == ("Freeze", "Scheduled", "VirtualMachine")
@@ -69,7 +69,7 @@ def test_unknown_fields_are_kept():
         ("DurationInSeconds", -2, "duration_seconds"),
     ],
 )
-def test_a_known_field_of_the_wrong_type_is_null_and_kept_as_it_came(name, field, attribute):
+def test_known_field_of_the_wrong_type_is_null_and_kept_unchanged(name, field, attribute):
     read = event(**{name: field})
     assert getattr(read, attribute) is None
     assert read.extra == {name: field}
@@ -77,7 +77,7 @@ def test_a_known_field_of_the_wrong_type_is_null_and_kept_as_it_came(name, field
 
 
 @pytest.mark.parametrize(("name", "names"), [(["_web_0"], ("_web_0",)), ("web_0", ("web_0",)), ([], ())])
-def test_resource_name_of_2017_stands_in_for_resources(name, names):
+def test_resource_name_of_2017_replaces_resources(name, names):
     assert event(ResourceName=name).resources == names
     assert event(ResourceName=name, Resources=None).resources == names
 
@@ -86,7 +86,7 @@ def test_resource_name_of_2017_stands_in_for_resources(name, names):
     ("incarnation", "read"),
     [(2, 2), ("abc123", "abc123"), (0, 0), (None, None), (True, None), (1.5, None), ([1], None), (2**63, str(2**63))],
 )
-def test_an_incarnation_is_a_number_or_a_text_as_it_came(incarnation, read):
+def test_incarnation_keeps_its_type_number_or_text(incarnation, read):
     assert parse_document(document(DocumentIncarnation=incarnation)).incarnation == read
 
 
@@ -94,7 +94,7 @@ def test_an_incarnation_is_a_number_or_a_text_as_it_came(incarnation, read):
     ("number", "read"),
     [("5.0", 5), ("5e0", 5), ("-0.0", 0), ("-3.0", -3), ("9223372036854775808.0", str(2**63)), ("5.5", None)],
 )
-def test_an_incarnation_with_nothing_behind_the_point_is_an_integer(number, read):
+def test_integral_float_incarnation_is_an_integer(number, read):
     answer = parse_document(f'{{"DocumentIncarnation": {number}, "Events": []}}'.encode())
     assert (answer.incarnation, type(answer.incarnation)) == (read, type(read))
     assert decode_document(encode(answer)) == answer
@@ -129,13 +129,13 @@ def test_a_byte_order_mark_is_tolerated():
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_no_document_is_refused(body):
+def test_invalid_document_is_rejected(body):
     with pytest.raises(DocumentInvalid) as caught:
         parse_document(body)
     assert len(str(caught.value)) < 500
 
 
-def test_integers_beyond_64_bits_become_their_text():
+def test_integers_beyond_64_bits_become_text():
     assert event(X=2**63 - 1, Y=-(2**63), Z=[2**63]).extra == {"X": 2**63 - 1, "Y": -(2**63), "Z": [str(2**63)]}
 
 
@@ -162,7 +162,7 @@ def test_lone_surrogates_are_replaced_and_pairs_are_kept():
         "2026-11-20T11:15:00.000000+00:00",
     ],
 )
-def test_not_before_is_read_in_every_form_seen(text):
+def test_not_before_is_parsed_in_every_known_format(text):
     assert parse_not_before(text) == ELEVEN_FIFTEEN
     assert parse_not_before(text).tzinfo is timezone.utc
 
@@ -185,7 +185,7 @@ def test_not_before_is_read_in_every_form_seen(text):
         "\u0662\u0660\u0662\u0666-11-20T11:15:00Z",
     ],
 )
-def test_what_is_no_date_is_unknown_and_kept_as_text(text):
+def test_invalid_date_is_unknown_and_kept_as_text(text):
     read = event(NotBefore=text)
     assert read.not_before is None
     assert read.not_before_raw == text
@@ -208,7 +208,7 @@ COMPUTE = {
 }
 
 
-def test_the_instance_document_says_who_this_vm_is():
+def test_instance_document_identifies_the_vm():
     identity = parse_identity(json.dumps(COMPUTE).encode())
     assert (identity.name, identity.vm_id) == ("web_0", COMPUTE["vmId"])
     assert (identity.resource_id, identity.subscription_id) == (COMPUTE["resourceId"], "s")
@@ -219,12 +219,12 @@ def test_the_instance_document_says_who_this_vm_is():
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"name": "", "vmId": null}', b'{"name": 5}', b"<html>"])
-def test_an_instance_document_that_names_nobody_is_refused(body):
+def test_instance_document_without_an_identity_is_rejected(body):
     with pytest.raises(DocumentInvalid):
         parse_identity(body)
 
 
-# Small on purpose: what breaks a parser breaks it with three events of five fields too, and these are quickly drawn.
+# Small examples are fast to generate, and three events of five fields find the same parser errors.
 text = st.text(max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | text
 values = (
@@ -247,10 +247,10 @@ def assert_document_or_refusal(body):
 
 @settings(max_examples=200)
 @given(value=documents | values)
-def test_any_json_is_a_document_or_a_refusal(value):
+def test_any_json_is_parsed_or_rejected(value):
     assert_document_or_refusal(json.dumps(value).encode())
 
 
 @given(body=st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_any_bytes_are_a_document_or_a_refusal(body):
+def test_any_bytes_are_parsed_or_rejected(body):
     assert_document_or_refusal(body)
