@@ -1,4 +1,4 @@
-"""Which rows go into the next request: urgent rows first, each event in sequence, failing events alone."""
+"""Selection of rows for the next request: urgent rows first, each event in sequence, failing events alone."""
 
 import pytest
 
@@ -56,12 +56,12 @@ def test_batch_by_event_never_mixes_events(schedule):
     assert chosen(Rows("a", "b", "a"), schedule, by_event=True) == [1, 3]
 
 
-def test_event_with_a_delay_is_left_out_and_the_others_continue(schedule):
+def test_delayed_event_is_skipped_and_others_continue(schedule):
     fail(schedule, "a")
     assert chosen(Rows("a", "b", "a", "c"), schedule) == [2, 4]
 
 
-def test_failing_event_that_is_due_goes_alone_and_one_record_at_a_time(schedule):
+def test_failing_event_is_sent_alone_one_record_at_a_time(schedule):
     fail(schedule, "a")
     assert chosen(Rows("a", "a"), schedule, now=10.0) == [1]
 
@@ -72,11 +72,11 @@ def test_after_a_failure_an_event_that_has_not_failed_goes_first(schedule):
 
 
 @pytest.mark.parametrize(("alone", "expected"), [([1], [1]), ([2], [1]), ([3], [1, 2])])
-def test_row_of_a_rejected_batch_goes_alone(schedule, alone, expected):
+def test_row_of_a_rejected_batch_is_sent_alone(schedule, alone, expected):
     assert chosen(Rows("a", "b", "c"), schedule, alone=alone) == expected
 
 
-def test_following_batch_leaves_out_the_rows_of_the_batch_before(schedule):
+def test_next_batch_excludes_rows_of_the_current_batch(schedule):
     rows = Rows("a", "b", "a", "b")
     batching = Batching(max_batch=10, by_event=True)
     batch = next_batch(rows, schedule, 0.0, batching=batching)
@@ -89,14 +89,14 @@ def test_probe_is_the_record_with_the_fewest_attempts(schedule):
     assert chosen(Rows("a", "b", "c", attempts={"a": 5, "b": 2, "c": 3}), schedule, now=10.0) == [2]
 
 
-def test_urgent_event_that_failed_has_its_own_timer_and_is_no_probe(schedule):
+def test_failed_urgent_event_has_its_own_timer_and_is_not_a_probe(schedule):
     fail(schedule, "p", urgent=True)
     fail(schedule, "a")
     assert schedule.mode(1.0) is SendMode.PROBE
     assert chosen(Rows("p!", "a"), schedule, now=1.0) == [2]
 
 
-def test_new_record_of_an_event_is_tried_out_of_turn(schedule):
+def test_new_record_of_an_event_is_tried_immediately(schedule):
     assert chosen(Rows("a", "b", "b"), schedule, fresh_event="b") == [2]
     assert chosen(Rows("a"), schedule, fresh_event="gone") == []
 

@@ -1,4 +1,4 @@
-"""When a sink is tried next: the numbers, by example. What holds for every history is in the model test."""
+"""The retry schedule of a sink, by example. The model test covers properties of every history."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def pause(schedule, now=0.0):
     assert schedule.is_paused
 
 
-def test_gaps_of_one_event_double_from_a_second_to_five_minutes_and_never_pause():
+def test_retries_of_one_event_double_from_1_second_to_5_minutes_without_a_pause():
     schedule, now, gaps = make(), 0.0, []
     for _ in range(11):
         fail(schedule, "a", now=now)
@@ -43,7 +43,7 @@ def test_one_failed_batch_of_several_events_is_one_failure():
     assert schedule.is_paused
 
 
-def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
+def test_success_of_another_event_makes_a_failed_event_due_once():
     schedule = make()
     fail(schedule, "a")
     schedule.succeeded(["b"])
@@ -54,7 +54,7 @@ def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
 
 
 @pytest.mark.parametrize(("wish", "seconds"), [(60, 60), (3_600, 3_600), (86_400, 3_600), (NEVER, 3_600)])
-def test_retry_after_binds_the_whole_sink_for_an_hour_at_most_and_wins_over_a_near_not_before(wish, seconds):
+def test_retry_after_applies_to_the_sink_for_up_to_an_hour_despite_not_before(wish, seconds):
     schedule = make()
     fail(schedule, "a", retry_after=wish, ahead=8, notice=8)
     assert schedule.mode(seconds - 0.001) is SendMode.WAIT
@@ -63,7 +63,7 @@ def test_retry_after_binds_the_whole_sink_for_an_hour_at_most_and_wins_over_a_ne
 
 
 @pytest.mark.parametrize("wish", [0, -5, float("nan")])
-def test_a_retry_after_that_asks_for_nothing_binds_nothing(wish):
+def test_retry_after_without_a_delay_is_ignored(wish):
     schedule = make()
     fail(schedule, "a", retry_after=wish)
     assert not schedule.is_paused
@@ -73,7 +73,7 @@ AHEAD = pytest.mark.parametrize(("ahead", "longest"), [(1e9, 15), (900, 15), (60
 
 
 def pause_for_long(schedule):
-    """Pause the sink, fail twenty probes, and return when the last of them failed."""
+    """Pause the sink, fail twenty probes, and return the time of the last failure."""
     now = 0.0
     pause(schedule)
     for _ in range(20):
@@ -84,7 +84,7 @@ def pause_for_long(schedule):
 
 
 @AHEAD
-def test_while_not_before_is_ahead_an_event_waits_fifteen_seconds_or_a_quarter_of_the_time_at_most(ahead, longest):
+def test_event_waits_at_most_15_seconds_or_a_quarter_of_the_time_to_not_before(ahead, longest):
     schedule, now = make(), 0.0
     while now < 60:
         now = schedule.next_at() if schedule.is_troubled else now
@@ -93,7 +93,7 @@ def test_while_not_before_is_ahead_an_event_waits_fifteen_seconds_or_a_quarter_o
 
 
 @pytest.mark.parametrize("keys", ["a", "ab"], ids=["one event", "a paused sink"])
-def test_in_the_first_minute_of_an_outage_the_gap_is_at_most_five_seconds(keys):
+def test_retry_delay_is_at_most_5_seconds_in_the_first_minute_of_an_outage(keys):
     schedule, now, gaps = make(), 0.0, []
     for key in keys:
         fail(schedule, key, now=now, ahead=900, notice=900)
@@ -106,7 +106,7 @@ def test_in_the_first_minute_of_an_outage_the_gap_is_at_most_five_seconds(keys):
 
 
 @AHEAD
-def test_while_a_not_before_is_ahead_the_next_probe_waits_no_longer_than_an_event(ahead, longest):
+def test_upcoming_not_before_limits_the_wait_for_the_next_probe(ahead, longest):
     schedule, now = make(), 0.0
     pause(schedule)
     for _ in range(20):
@@ -116,7 +116,7 @@ def test_while_a_not_before_is_ahead_the_next_probe_waits_no_longer_than_an_even
 
 
 @AHEAD
-def test_news_with_not_before_ahead_shortens_a_long_pause(ahead, longest):
+def test_new_record_with_an_upcoming_not_before_shortens_a_pause(ahead, longest):
     schedule = make()
     now = pause_for_long(schedule)
     schedule.record_arrived("c", now, urgent=False)
@@ -126,7 +126,7 @@ def test_news_with_not_before_ahead_shortens_a_long_pause(ahead, longest):
 
 
 @AHEAD
-def test_news_with_not_before_ahead_under_a_retry_after_does_not_wait_for_a_long_pause_behind_it(ahead, longest):
+def test_new_record_with_an_upcoming_not_before_waits_only_for_retry_after(ahead, longest):
     schedule = make()
     now = pause_for_long(schedule)
     fail(schedule, "a", now=now, during=SendMode.PROBE, retry_after=20)
@@ -135,7 +135,7 @@ def test_news_with_not_before_ahead_under_a_retry_after_does_not_wait_for_a_long
     assert schedule.next_at() == pytest.approx(now + max(20, 1 + longest))
 
 
-def test_urgent_and_other_probes_take_turns():
+def test_urgent_and_other_probes_alternate():
     schedule = make()
     pause(schedule)
     schedule.record_arrived("urgent", 10.0, urgent=True)
@@ -146,7 +146,7 @@ def test_urgent_and_other_probes_take_turns():
     assert schedule.mode(20.1) is SendMode.URGENT
 
 
-def test_a_probe_that_finds_nothing_pending_ends_the_pause():
+def test_probe_without_pending_records_ends_the_pause():
     schedule = make()
     pause(schedule)
     schedule.nothing_pending(SendMode.PROBE, 5.0)

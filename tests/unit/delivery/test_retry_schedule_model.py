@@ -1,4 +1,4 @@
-"""When a sink is tried next: a whole sink and an obedient worker as a model, under random failures."""
+"""A model of the retry schedule, with a sink and a worker under random failures."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 
 
 class Model:
-    """A sink, what is pending for it, and a worker that obeys the schedule; sends take no time.
+    """A sink, its pending records, and a worker that follows the schedule. Sends take no time.
 
     It foresees what every history must obey: what pauses the sink and what ends that, whom a Retry-After binds, what a
     new record makes due, and how long an urgent one waits.
@@ -135,14 +135,14 @@ chances = st.lists(st.floats(min_value=0, max_value=1, exclude_max=True), min_si
 @example(steps=["a", "urgent-1", "urgent-2", "urgent-3", 100.0], outcomes=[7_200.0], chances=[0.999, 0.0])
 @example(steps=["urgent-1", "a", 100.0], outcomes=[7_200.0, 30.0, *["fail"] * 60], chances=[0.999])
 @example(steps=["urgent-2", 1.625, 284.75, "urgent-1", 1.0], outcomes=["fail"], chances=[0.5, 0.06640625, 0.28125])
-def test_no_interleaving_spins_or_lets_an_urgent_record_wait_beyond_two_seconds(steps, outcomes, chances):
+def test_urgent_record_waits_at_most_two_seconds_without_busy_loops(steps, outcomes, chances):
     model = Model(chances, outcomes)
     for step in steps:
         model.arrive(step) if isinstance(step, str) else model.wait(step)
 
 
 @given(steps=st.lists(keys | waits, min_size=1, max_size=30), chances=chances, fails=st.integers(0, 60))
-def test_once_the_sink_recovers_everything_owed_goes_within_the_longest_gap(steps, chances, fails):
+def test_recovered_sink_gets_all_records_within_the_longest_delay(steps, chances, fails):
     model = Model(chances, ["accept"])
     model.outcomes = itertools.chain(["fail"] * fails, itertools.repeat("accept"))
     for step in steps:

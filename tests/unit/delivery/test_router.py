@@ -1,4 +1,4 @@
-"""Which sinks are owed a record: the filters of a [[sinks]] table."""
+"""The sinks that get a record, by the filters of a [[sinks]] table."""
 
 import msgspec
 import pytest
@@ -60,36 +60,36 @@ def is_wanted(each, vm_name=ME, **filters):
         (("other",), "", True),
     ],
 )
-def test_scope_mine_is_events_that_name_this_vm_or_nobody_and_all_while_its_name_is_unknown(resources, vm_name, mine):
+def test_scope_mine_selects_events_of_this_vm_of_no_vm_or_with_unknown_vm_name(resources, vm_name, mine):
     assert is_wanted(record(resources=resources), vm_name) is mine
     assert is_wanted(record(resources=resources), vm_name, scope="all")
 
 
-def test_a_filter_on_transitions_lets_only_those_through():
+def test_transition_filter_passes_only_matching_records():
     assert is_wanted(record(transition="started"), transitions=("started", "completed"))
     assert not is_wanted(record(transition="scheduled"), transitions=("started", "completed"))
 
 
-def test_a_filter_on_event_types_and_sources_lets_only_those_through():
+def test_event_type_and_source_filters_pass_only_matching_records():
     assert is_wanted(record(event_type="Preempt"), event_types=("Preempt",))
     assert not is_wanted(record(event_type="Freeze"), event_types=("Preempt",))
     assert is_wanted(record(event_source="User"), event_sources=("User",))
     assert not is_wanted(record(event_source="Platform"), event_sources=("User",))
 
 
-def test_an_event_whose_type_or_source_is_unknown_passes_only_without_such_a_filter():
+def test_event_of_unknown_type_or_source_passes_only_without_a_filter():
     assert is_wanted(record(event_type=None, event_source=None))
     assert not is_wanted(record(event_type=None), event_types=("Freeze",))
     assert not is_wanted(record(event_source=None), event_sources=("Platform",))
 
 
-def test_a_refused_approval_without_an_event_passes_filters_on_events_but_not_on_transitions():
+def test_refused_approval_without_an_event_ignores_only_event_filters():
     refused = record(transition="approval_refused", event=NO_EVENT)
     assert is_wanted(refused, event_types=("Preempt",), event_sources=("User",))
     assert not is_wanted(refused, transitions=("started",))
 
 
-def test_heartbeats_go_to_sinks_that_ask_for_them_whatever_else_they_filter():
+def test_heartbeats_ignore_all_filters_except_their_own_setting():
     beat = record(transition="heartbeat", event=NO_EVENT)
     assert not is_wanted(beat)
     assert not is_wanted(beat, scope="all")
@@ -100,23 +100,23 @@ FLEET = ("vm_0", "vm_1", "vm_2")
 
 
 @pytest.mark.parametrize("transition", ["scheduled", "started", "updated", "completed", "canceled", "ended"])
-def test_of_three_vms_of_one_event_only_the_first_speaks_where_that_is_asked_for(transition):
+def test_speak_first_sends_records_only_from_the_first_vm(transition):
     each = record(resources=FLEET, transition=transition)
     assert [name for name in FLEET if is_wanted(each, name, speak="first")] == ["vm_0"]
     assert [name for name in FLEET if is_wanted(each, name)] == list(FLEET)
 
 
 @pytest.mark.parametrize(("resources", "vm_name"), [((), ME), (None, ME), (FLEET, None), (FLEET, "")])
-def test_each_speaks_while_nobody_can_say_who_is_first(resources, vm_name):
+def test_every_vm_sends_while_the_first_vm_is_unknown(resources, vm_name):
     assert is_wanted(record(resources=resources), vm_name, speak="first")
 
 
-def test_what_became_of_an_approval_is_told_by_the_vm_that_gave_it():
+def test_outcome_of_an_approval_is_sent_by_the_approving_vm():
     approval = Approval(source="cli", result="accepted")
     outcome = msgspec.structs.replace(record(resources=FLEET, transition="approved"), approval=approval)
     assert is_wanted(outcome, "vm_2", speak="first")
 
 
-def test_heartbeats_and_records_without_an_event_come_from_each_vm():
+def test_heartbeats_and_records_without_an_event_are_sent_by_every_vm():
     assert is_wanted(record(transition="heartbeat", event=NO_EVENT), "vm_2", speak="first", heartbeat=True)
     assert is_wanted(record(transition="approval_refused", event=NO_EVENT), "vm_2", speak="first")
