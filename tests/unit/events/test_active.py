@@ -51,13 +51,13 @@ def test_the_list_is_unknown_above_200_events():
     assert Agent(document()).observe(document(*events), 0).active_event_ids is None
 
 
-def test_without_a_stored_document_the_list_is_known_while_the_responses_agree():
+def test_list_without_a_stored_document_is_known_while_responses_agree():
     agent = Agent(None)
     assert agent.observe(document(A), 0).active_event_ids == ("A",)
     assert agent.observe(document(event("Started", event_id="A")), 1).active_event_ids == ("A",)
 
 
-def test_without_a_stored_document_the_list_is_unknown_until_five_minutes_of_responses_agree():
+def test_list_without_a_stored_document_needs_five_minutes_of_agreement():
     agent = Agent(None)
     agent.observe(document(A), 0)
     assert agent.observe(document(A, B), 60).active_event_ids is None
@@ -76,7 +76,7 @@ def test_after_five_minutes_of_agreement_the_list_stays_known():
     assert listed(agent, 310) == ()
 
 
-def test_with_a_stored_document_the_list_is_known_at_once():
+def test_list_with_a_stored_document_is_known_immediately():
     agent = Agent(document(), last_good_at=NOW - timedelta(days=2))
     agent.observe(document(), 0)
     assert agent.observe(document(A), 1).active_event_ids == ("A",)

@@ -1,4 +1,4 @@
-"""The variables that a program gets of a record: what they say, and that none is missing."""
+"""The environment variables that describe a record to a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.testing.records import sample_event, sample_record
 
 
-def test_variables_say_what_the_record_says() -> None:
+def test_variables_match_the_record() -> None:
     said = environment_of(sample_record(7, notice_seconds=-0.5, changed=("not_before", "resources")))
     assert {name.removeprefix(ENVIRONMENT_PREFIX): value for name, value in said.items()} == {
         "ID": sample_record(7).id,
@@ -35,7 +35,7 @@ def test_variables_say_what_the_record_says() -> None:
     }
 
 
-def test_unknown_is_empty_and_never_absent() -> None:
+def test_unknown_value_is_an_empty_variable() -> None:
     said = environment_of(sample_record(event=None, notice_seconds=None, affects_this_vm=None))
     assert set(said) == set(environment_of(sample_record()))
     for name in ("EVENT_ID", "NOT_BEFORE", "NOTICE_SECONDS", "AFFECTS_THIS_VM"):
@@ -48,7 +48,7 @@ def test_values_are_one_printable_line() -> None:
     assert environment_of(record)[ENVIRONMENT_PREFIX + "AFFECTS_THIS_VM"] == "false"
 
 
-def test_no_name_among_the_resources_is_cut() -> None:
+def test_resources_variable_is_truncated_between_names() -> None:
     names = tuple(f"a-vm-with-quite-a-long-name_{number:06}" for number in range(500))
     said = environment_of(sample_record(event=sample_event(resources=names)))
     whole = said[ENVIRONMENT_PREFIX + "RESOURCES"].split(",")
@@ -63,6 +63,6 @@ def test_every_variable_is_documented() -> None:
     assert listed == set(environment_of(sample_record(), rule="short-freeze"))
 
 
-def test_name_of_the_rule_is_there_for_the_command_of_a_rule_alone() -> None:
+def test_rule_name_is_set_only_for_the_command_of_a_rule() -> None:
     by_rule = environment_of(sample_record(), rule="short-freeze")
     assert by_rule == {**environment_of(sample_record()), "SCHEDULED_EVENT_RULE": "short-freeze"}

@@ -1,4 +1,4 @@
-"""Microsoft's mock server, which draws a new EventId at each status: what the tracker makes of its twelve scenarios."""
+"""The tracker with the twelve scenarios of Microsoft's mock server, which changes the EventId at each status."""
 
 import json
 
@@ -23,7 +23,7 @@ def polled(scenario):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
-def test_a_new_event_id_at_each_status_is_no_cancellation(scenario):
+def test_new_event_id_at_each_status_is_not_a_cancellation(scenario):
     announced = ("scheduled", "observed", "Scheduled")
     if scenario.is_canceled:
         assert polled(scenario) == [announced, ("canceled", "inferred", "Over")]

@@ -34,7 +34,7 @@ def own_id(shown=EVENT, *, transition=Transition.SCHEDULED, n=0, outcome=None):
 
 
 @pytest.mark.parametrize("n", [0, 3])
-def test_an_id_is_the_uuid5_of_the_array_in_the_contract(n):
+def test_record_id_is_the_uuid5_of_the_specified_array(n):
     name = compact([2, "vm", "A-1", "scheduled", AS_JSON, n])
     assert own_id(n=n) == str(uuid.uuid5(NAMESPACE, name))
 
@@ -45,7 +45,7 @@ def test_the_id_of_an_outcome_ends_with_the_decision_and_the_result():
     assert found == str(uuid.uuid5(NAMESPACE, name))
 
 
-def test_a_transition_key_is_the_sha256_of_the_array_in_the_contract():
+def test_transition_key_is_the_sha256_of_the_specified_array():
     name = compact(["A-1", "scheduled", AS_JSON, 2])
     assert transition_key("A-1", Transition.SCHEDULED, EVENT, n=2) == hashlib.sha256(name.encode()).hexdigest()
 

@@ -24,7 +24,7 @@ def test_absence_of_both_events_ends_both_together():
     assert agent.feed(*[document(incarnation=2)] * 5) == [(5, "completed", "observed")] * 2
 
 
-def test_another_order_is_no_change():
+def test_order_of_events_is_not_a_change():
     assert changes_between(document(ONE, OTHER), document(OTHER, ONE)) == []
 
 

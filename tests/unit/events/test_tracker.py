@@ -45,12 +45,12 @@ def announced():
     ],
 )
 @pytest.mark.parametrize("incarnation", [0, 1, 2, None], ids=["lower", "same", "higher", "null"])
-def test_the_first_response_that_shows_a_change_for_the_worse_counts(shown, expected, incarnation):
+def test_first_response_with_a_more_severe_change_counts(shown, expected, incarnation):
     changed = msgspec.structs.replace(ANNOUNCED, **shown)
     assert announced().feed(document(changed, incarnation=incarnation)) == [(1, expected, "observed")]
 
 
-def test_a_new_event_counts_at_once_while_an_absence_is_unconfirmed():
+def test_new_event_counts_immediately_while_an_absence_is_unconfirmed():
     other = document(event(event_id="B"), incarnation=2)
     assert started().feed(*[other] * 5) == [(1, "scheduled", "observed"), (5, "completed", "observed")]
 
@@ -175,13 +175,13 @@ def test_an_update_that_repeats_an_earlier_one_needs_five_responses():
 # Five minutes.
 
 
-def test_after_an_event_came_back_its_absence_needs_five_minutes():
+def test_absence_of_an_event_that_returned_needs_five_minutes():
     agent = started()
     agent.feed(GONE, document(STARTED))
     assert agent.feed(*[GONE] * 400, start=3) == [(303, "completed", "inferred")]
 
 
-def test_an_event_that_returns_after_its_ending_and_a_restart_came_back():
+def test_event_that_reappears_after_its_ending_and_a_restart_has_returned():
     agent = started()
     agent.feed(*[GONE] * 5)
     agent.restart()
@@ -189,13 +189,13 @@ def test_an_event_that_returns_after_its_ending_and_a_restart_came_back():
     assert agent.feed(*[GONE] * 400, start=7) == [(307, "completed", "inferred")]
 
 
-def test_a_step_back_needs_five_minutes_after_the_event_came_back():
+def test_step_back_of_an_event_that_returned_needs_five_minutes():
     agent = started()
     agent.feed(GONE, document(STARTED))
     assert agent.feed(*[document(event())] * 400, start=3) == [(303, "scheduled", "observed")]
 
 
-def test_after_a_day_without_a_good_response_an_absence_needs_five_minutes():
+def test_absence_after_a_day_without_a_response_needs_five_minutes():
     agent = Agent(document(STARTED), last_good_at=NOW - timedelta(days=2))
     assert agent.feed(*[GONE] * 310) == [(301, "completed", "inferred")]
 
@@ -228,7 +228,7 @@ def test_an_absence_after_a_silence_is_inferred_by_either_clock():
         assert [one[1:] for one in agent.seen[1:]] == [("completed", "inferred")]
 
 
-def test_a_boot_ends_only_events_that_no_response_showed_after_it():
+def test_boot_ends_only_events_absent_from_every_later_response():
     past = event(not_before=NOW - timedelta(hours=1))
     known = {"last_good_at": NOW - timedelta(hours=2), "booted_at": NOW}
     assert Agent(document(past), **known).feed(*[GONE] * 5) == [(5, "completed", "boot_id")]
@@ -279,7 +279,7 @@ def test_the_same_response_again_has_no_update_and_no_write():
     assert agent.writes == 1
 
 
-def test_equal_responses_and_an_incarnation_without_events_are_no_news():
+def test_equal_responses_and_empty_incarnations_cause_no_update():
     agent = Agent(document())
     for second in range(100):
         assert not agent.observe(document(incarnation=second % 2), second).is_news
@@ -377,7 +377,7 @@ def test_a_restart_at_any_point_neither_loses_nor_invents_a_record(history, stop
 
 
 @given(st.lists(DOCUMENTS, max_size=6))
-def test_the_tracked_document_reaches_the_document_that_stays(history):
+def test_tracked_document_converges_to_a_stable_document(history):
     agent = Agent(document())
     for position, shown in enumerate(history):
         for second in range(310):

@@ -40,20 +40,20 @@ def test_a_status_that_the_document_shows_is_observed(before, after, expected):
     assert the_change(was, document(event(after), incarnation=2)) == (expected, "observed")
 
 
-def test_another_field_alone_is_an_update_that_names_it_and_its_old_value():
+def test_change_of_another_field_is_an_update_with_its_old_value():
     before, after = document(event()), document(event(not_before=SOON + timedelta(minutes=5)), incarnation=2)
     (change,) = changes_between(before, after)
     assert (change.transition, change.changed) == (Transition.UPDATED, ("not_before",))
     assert change.previous == {"event_status": "Scheduled", "not_before": "2026-11-20T11:10:00Z"}
 
 
-def test_an_unknown_field_alone_is_an_update():
+def test_change_of_an_unknown_field_is_an_update():
     before, after = document(event(extra={"X": 1})), document(event(extra={"X": 2}))
     (change,) = changes_between(before, after)
     assert (change.changed, change.previous["extra"]) == (("extra",), {"X": 1})
 
 
-def test_another_order_of_resources_and_another_spelling_of_a_time_are_no_change():
+def test_order_of_resources_and_format_of_times_are_not_a_change():
     before = document(event(resources=("a", "b"), not_before_raw="2026-11-20T11:10:00Z"))
     after = document(event(resources=("b", "a"), not_before_raw="Fri, 20 Nov 2026 11:10:00 GMT"), incarnation=2)
     assert changes_between(before, after) == []
@@ -102,7 +102,7 @@ def test_an_absence_is_classified_by_the_known_facts(status, incarnation, known,
         ({"not_before": None, "not_before_raw": "soon"}, {}, ("ended", "unknown")),
     ],
 )
-def test_a_boot_proves_that_a_reboot_or_redeploy_of_this_vm_happened_and_no_other_event(fields, known, expected):
+def test_boot_proves_only_a_reboot_or_redeploy_of_this_vm(fields, known, expected):
     before = document(event(**fields))
     known = {"has_gap": True, "observed_at": SOON + timedelta(hours=1), "booted_at": SOON, **known}
     assert the_change(before, document(incarnation=3), **known) == expected
@@ -122,7 +122,7 @@ def test_a_boot_proves_that_a_reboot_or_redeploy_of_this_vm_happened_and_no_othe
 def test_a_boot_before_not_before_proves_nothing_unless_this_agent_approved(
     booted_before_not_before, approved, expected
 ):
-    """The user's own reboot in the notice time: the event is still to come, or was called off for it."""
+    """If the user reboots during the notice period, the event is still scheduled or was canceled."""
     known = {"has_gap": True, "booted_at": SOON - booted_before_not_before, "approved": approved}
     for observed_at in (SOON - timedelta(minutes=1), SOON + timedelta(hours=1)):
         assert the_change(document(event()), document(incarnation=2), observed_at=observed_at, **known) == expected
@@ -143,13 +143,13 @@ RENAMED = {"event_id": "NEW", "not_before": None, "not_before_raw": ""}
         (event("Started", **RENAMED, resources=(VM, "vm_1")), ("canceled", "inferred")),
     ],
 )
-def test_nothing_is_canceled_when_its_like_appears_in_the_same_document_and_its_end_is_told_first(shown, expected):
+def test_event_replaced_by_a_similar_event_ends_first_and_is_not_canceled(shown, expected):
     gone, new = changes_between(document(event()), document(shown, incarnation=2))
     assert (gone.event.event_id, gone.transition.value, gone.evidence.value) == ("A-1", *expected)
     assert new.event is shown
 
 
-def test_an_event_is_not_canceled_while_another_event_of_the_same_kind_stays():
+def test_event_is_not_canceled_while_a_similar_event_remains():
     other = event(event_id="B")
     assert the_change(document(event(), other), document(other, incarnation=2)) == ("ended", "unknown")
 
@@ -171,18 +171,18 @@ def test_the_incarnation_may_rise_by_the_number_of_changed_events(rise, expected
 
 
 @pytest.mark.parametrize("status", ["Completed", "Canceled"])
-def test_the_absence_of_what_the_document_called_over_is_no_record(status):
+def test_absence_of_a_completed_event_produces_no_record(status):
     assert changes_between(document(event(status)), document(incarnation=2)) == []
 
 
-def test_a_vanished_event_keeps_its_last_known_form():
+def test_ended_event_keeps_its_last_known_fields():
     was = event("Started", not_before=None, not_before_raw="")
     (change,) = changes_between(document(was), document(incarnation=2))
     assert (change.event, change.changed) == (was, ())
     assert change.previous == {"event_status": "Started", "not_before": None}
 
 
-def test_the_vanished_come_first_then_the_others_in_the_order_of_the_document():
+def test_ended_events_come_first_then_the_document_order():
     before = document(event("Started", event_id="gone"), event("Scheduled", event_id="x"))
     after = document(event(event_id="new"), event("Started", event_id="x"), incarnation=2)
     changes = changes_between(before, after)
@@ -202,7 +202,7 @@ def test_events_that_share_an_id_are_paired_by_shape_then_by_position():
     assert (change.event, change.changed) == (renamed, ("resources",))
 
 
-# --- whole histories ---
+# Complete histories.
 
 
 def replay(changes: list[TransitionRecord]) -> dict[str, ScheduledEvent]:
@@ -216,7 +216,7 @@ def replay(changes: list[TransitionRecord]) -> dict[str, ScheduledEvent]:
 
 
 @given(st.lists(DOCUMENTS, max_size=8))
-def test_replaying_the_records_of_any_history_gives_back_the_last_document(history):
+def test_replay_of_all_records_reproduces_the_last_document(history):
     before, changes = None, []
     for after in history:
         changes += changes_between(before or Document(), after)
@@ -226,7 +226,7 @@ def test_replaying_the_records_of_any_history_gives_back_the_last_document(histo
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_there_is_a_record_exactly_when_the_content_changed(before, after):
+def test_record_is_produced_exactly_when_the_content_changes(before, after):
     changes = changes_between(before, after)
     over = {e.key for e in before.events if is_over(e)} - {e.key for e in after.events}
     left = Document(events=tuple(e for e in before.events if e.key not in over))
