@@ -1,4 +1,4 @@
-"""The sampler and its judgement, with clocks that the test moves. The figures were measured in a guest."""
+"""The sampler and its verdicts, with manual clocks. The numbers were measured in a guest."""
 
 import pytest
 
@@ -47,21 +47,21 @@ class Machine:
         return self.sampler.interruptions(since=0.0)
 
 
-def test_agent_that_alone_stops_is_a_stall():
+def test_pause_of_only_the_agent_is_a_stall():
     machine = Machine(rate=788)
     machine.late(3.0, switches=2364)
     assert machine.found() == [(Verdict.STALLED, 3.0)]
     assert machine.pauses == []
 
 
-def test_vm_that_is_paused_while_its_clock_runs_is_a_pause():
+def test_vm_pause_with_a_running_clock_is_a_pause():
     machine = Machine(rate=788)
     machine.late(3.0, switches=33)
     assert machine.found() == [(Verdict.PAUSED, 3.0)]
     assert machine.pauses == [pytest.approx(3.0)]
 
 
-def test_vm_that_stops_with_its_clocks_is_a_pause_when_two_clocks_show_it():
+def test_vm_pause_with_stopped_clocks_needs_two_clocks():
     machine = Machine(rate=788, has_host=True)
     machine.host += 3.0
     machine.run(2)
@@ -88,7 +88,7 @@ def test_date_header_confirms_a_step_of_the_wall_clock():
 
 
 @pytest.mark.parametrize("seconds", [3.0, -3.0, 3600.0])
-def test_step_of_the_wall_clock_alone_is_no_pause(seconds):
+def test_step_of_only_the_wall_clock_is_not_a_pause(seconds):
     machine = Machine(rate=788, has_host=True)
     machine.real += seconds
     machine.run(5)
@@ -106,7 +106,7 @@ def test_step_of_the_wall_clock_alone_is_no_pause(seconds):
         (788, 1, 200, Verdict.UNDECIDED),
     ],
 )
-def test_idle_guests_and_guests_with_many_cpus(rate, cpus, switches, verdict):
+def test_idle_and_many_cpu_guests_are_classified_correctly(rate, cpus, switches, verdict):
     machine = Machine(rate=rate, cpus=cpus)
     machine.late(3.0, switches=switches)
     (found,) = machine.interruptions()
@@ -146,7 +146,7 @@ def test_impact_of_an_event_without_a_pause_is_a_measured_zero():
     assert (found.longest_seconds, found.total_seconds, found.coverage, found.reason) == (0.0, 0.0, 1.0, None)
 
 
-def test_restart_in_the_middle_of_an_event_is_no_measured_zero():
+def test_restart_during_an_event_is_not_a_measured_zero():
     machine = Machine(rate=788)
     machine.sampler.began_at = machine.real - 5
     found = impact(machine)
