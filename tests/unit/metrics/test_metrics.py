@@ -1,4 +1,4 @@
-"""Metrics: whole in every scrape, cheap on every poll, and never by event id."""
+"""Metrics: consistent in every scrape, cheap on every poll, and never labeled by event ID."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_active_events_are_those_of_the_last_document(metrics: Metrics) -> None:
     assert not [name for name in samples(metrics) if name.startswith("active_events")]
 
 
-def test_incarnation_that_is_no_number_is_absent(metrics: Metrics) -> None:
+def test_non_numeric_incarnation_has_no_sample(metrics: Metrics) -> None:
     metrics.good_poll(1.0, Document(incarnation="abc123"))
     assert "document_incarnation" not in samples(metrics)
     metrics.good_poll(1.0, Document(incarnation=10**400))
@@ -79,7 +79,7 @@ def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
     assert samples(metrics)['sink_needs_attention{sink="sre"}'] == 0
 
 
-def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
+def test_removed_sink_has_no_series(metrics: Metrics) -> None:
     sink = metrics.sink("old")
     sink.retried("timeout")
     sink.set_needs_attention(needed=True)
@@ -88,7 +88,7 @@ def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
     assert not [name for name in samples(metrics) if "old" in name]
 
 
-def test_portal_that_is_forgotten_leaves_no_series_and_may_come_back(metrics: Metrics) -> None:
+def test_removed_portal_has_no_series_and_can_be_added_again(metrics: Metrics) -> None:
     metrics.forget_approval_channel()
     metrics.approval_channel().failed()
     assert samples(metrics)["approval_channel_up"] == 0
@@ -123,7 +123,7 @@ def test_expired_records_are_counted_by_reason(metrics: Metrics) -> None:
     assert seen['sink_expired_by_reason_total{reason="event_over",sink="a"}'] == 1
 
 
-def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
+def test_next_not_before_counts_down_to_the_next_event_of_this_vm() -> None:
     metrics = Metrics(CLOCK)
 
     def ahead(seconds: float, event_type: str, *resources: str, status: str = "Scheduled") -> ScheduledEvent:
@@ -155,7 +155,7 @@ def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
     assert samples(metrics)["identity_known"] == 1
 
 
-def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
+def test_names_and_labels_follow_the_conventions(metrics: Metrics) -> None:
     metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
     metrics.sink("a").retried("timeout")
     metrics.watch_outbox(ListedOutbox(), tuple)

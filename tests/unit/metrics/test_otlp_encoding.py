@@ -69,7 +69,7 @@ def test_request_equals_the_exposition():
     }
 
 
-def test_totals_are_cumulative_and_those_of_the_disk_start_with_the_outbox():
+def test_totals_are_cumulative_and_stored_totals_start_with_the_outbox():
     starts = {}
     metrics = busy_metrics()
     for metric in encoded(metrics).scope_metrics[0].metrics:
@@ -88,5 +88,5 @@ def test_start_is_never_later_than_the_time_of_the_push():
             assert point.start_time_unix_nano <= point.time_unix_nano
 
 
-def test_response_that_is_no_protobuf_reports_no_rejection():
+def test_invalid_protobuf_response_reports_no_rejection():
     assert rejection(b"OK") == (0, "")
