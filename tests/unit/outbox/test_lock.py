@@ -80,7 +80,7 @@ def test_check_does_not_disturb_another_check(state):
 
 
 @ON_POSIX
-def test_lock_needs_no_file(state):
+def test_lock_requires_no_file(state):
     state.chmod(0o500)
     try:
         DirectoryLock(state).release()
