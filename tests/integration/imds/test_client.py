@@ -1,4 +1,4 @@
-"""The metadata service over real HTTP: what is sent, and what every answer means."""
+"""The client of the metadata service over real HTTP: requests, and the meaning of each response."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ ONE = b'{"DocumentIncarnation": 2, "Events": [{"EventId": "E-1", "EventStatus": 
 
 
 class Service(ThreadingHTTPServer):
-    """Answers with `answers` in turn, the last of them for ever; an answer is (status, headers, body)."""
+    """Responds with each of `answers` in turn, and repeats the last. An answer is (status, headers, body)."""
 
     daemon_threads = True
 
@@ -91,7 +91,7 @@ def connect(service):
 
 
 @pytest.mark.parametrize("version", ["2017-03-01", "2020-07-01"])
-def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
+def test_poll_sends_the_required_request(service, connect, version):
     connect(api_version=version).scheduled_events()
     ((method, path, headers, body),) = service.received
     assert (method, path, body) == ("GET", f"/metadata/scheduledevents?api-version={version}", b"")
@@ -100,7 +100,7 @@ def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
     assert "x-forwarded-for" not in {name.lower() for name in headers}
 
 
-def test_the_same_bytes_give_the_very_same_document(service, connect):
+def test_identical_bytes_return_the_same_document_object(service, connect):
     service.answers = [(200, {}, body) for body in (EMPTY, EMPTY, ONE, ONE, EMPTY)]
     client = connect()
     first, again, one, one_again, last = (client.scheduled_events() for _ in range(5))
@@ -109,7 +109,7 @@ def test_the_same_bytes_give_the_very_same_document(service, connect):
     assert (first.incarnation, one.events[0].event_id, last.events) == (1, "E-1", ())
 
 
-def test_a_failure_between_two_answers_does_not_forget_the_last_good_one(service, connect):
+def test_failure_keeps_the_last_good_document(service, connect):
     service.answers = [(200, {}, ONE), (500, {}, b"busy"), (200, {}, b""), (200, {}, ONE)]
     client = connect()
     first = client.scheduled_events()
@@ -120,7 +120,7 @@ def test_a_failure_between_two_answers_does_not_forget_the_last_good_one(service
     assert client.scheduled_events() is first
 
 
-def test_last_look_before_an_approval_is_the_poll_s_document_only_while_the_bytes_are_the_same(service, connect):
+def test_final_get_returns_the_polled_document_only_for_identical_bytes(service, connect):
     service.answers = [(200, {}, body) for body in (ONE, ONE, EMPTY, ONE)]
     client = connect()
     polled = client.scheduled_events()
@@ -130,7 +130,7 @@ def test_last_look_before_an_approval_is_the_poll_s_document_only_while_the_byte
 
 
 @pytest.mark.parametrize("status", [404, 410, 429, 500, 204])
-def test_any_status_but_200_is_an_error_that_names_it(service, connect, status):
+def test_status_other_than_200_is_an_error_with_the_status(service, connect, status):
     service.answers = [(status, {}, b"" if status == 204 else b'{"error": "why"}')]
     with pytest.raises(ImdsStatus, match=str(status)) as caught:
         connect().scheduled_events()
@@ -148,14 +148,14 @@ def test_the_error_of_an_unknown_api_version_lists_the_supported_versions(servic
 
 
 @pytest.mark.parametrize("body", [b'{"newest-versions": 5}', b"[" * 100_000, b"\xff" * 5000])
-def test_any_other_body_of_a_400_is_shown_in_short(service, connect, body):
+def test_other_body_of_a_400_is_truncated(service, connect, body):
     service.answers = [(400, {}, body)]
     with pytest.raises(ImdsStatus, match="400") as caught:
         connect().scheduled_events()
     assert len(str(caught.value)) < 500
 
 
-def test_a_document_of_four_mebibytes_is_taken_and_a_larger_one_is_said_to_be_too_large(service, connect):
+def test_document_is_accepted_up_to_four_mebibytes(service, connect):
     blanks = 4 * 1024 * 1024 - len(ONE)
     service.answers = [(200, {}, ONE + b" " * blanks), (200, {}, ONE + b" " * (blanks + 1))]
     client = connect()
@@ -164,13 +164,13 @@ def test_a_document_of_four_mebibytes_is_taken_and_a_larger_one_is_said_to_be_to
         client.scheduled_events()
 
 
-def test_a_compressed_document_is_unknown(service, connect):
+def test_compressed_document_is_rejected(service, connect):
     service.answers = [(200, {"Content-Encoding": "gzip"}, EMPTY)]
     with pytest.raises(DocumentInvalid, match="Content-Encoding"):
         connect().scheduled_events()
 
 
-def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(service, connect):
+def test_silent_service_is_unreachable_and_the_next_poll_succeeds(service, connect):
     service.answers = [(200, {}, EMPTY), "silence", (200, {}, ONE)]
     client = connect(timeout_seconds=1.5)
     client.scheduled_events()
@@ -179,7 +179,7 @@ def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(servic
     assert client.scheduled_events().incarnation == 2
 
 
-def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_without_one(service, connect):
+def test_first_timeout_applies_before_a_response_and_after_a_day_without_one(service, connect):
     now = [1_700_000_000.0]
     service.answers = ["silence", "silence", (200, {}, EMPTY), "silence", "silence"]
     client = connect(timeout_seconds=0.2, first_timeout_seconds=1.5, clock=lambda: now[0])
@@ -194,7 +194,7 @@ def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_wi
         client.scheduled_events()
 
 
-def test_identity_is_read_from_the_instance_document(service, connect):
+def test_identity_comes_from_the_instance_document(service, connect):
     service.answers = [(200, {}, b'{"name": "web_0", "vmId": "V-1", "vmScaleSetName": "web", "zone": ""}')]
     identity = connect().identity()
     assert (identity.name, identity.vm_id, identity.scale_set, identity.zone) == ("web_0", "V-1", "web", None)
@@ -202,7 +202,7 @@ def test_identity_is_read_from_the_instance_document(service, connect):
     assert service.received[0][2]["Metadata"] == "true"
 
 
-def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
+def test_slow_identity_request_does_not_delay_a_poll(service, connect):
     service.answers = ["silence", (200, {}, ONE)]
     client = connect(timeout_seconds=20)
     failed = threading.Event()
@@ -223,7 +223,7 @@ def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
 
 
 @pytest.mark.parametrize("version", ["2017-03-01", "2017-11-01", "2019-01-01", "2020-07-01"])
-def test_an_approval_carries_the_incarnation_only_where_2017_wants_it(service, connect, version):
+def test_approval_includes_the_incarnation_only_for_versions_of_2017(service, connect, version):
     service.answers = [(200, {}, b"")]
     document = Document(api_version=version, incarnation=7)
     assert connect(api_version=version).start_requests(["E-1", "E-2"], document=document) == 200
@@ -237,7 +237,7 @@ def test_an_approval_carries_the_incarnation_only_where_2017_wants_it(service, c
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 302])
-def test_an_approval_that_is_not_taken_raises_the_status(service, connect, status):
+def test_rejected_approval_raises_the_status(service, connect, status):
     service.answers = [(status, {"Location": "/x"}, b"no")]
     with pytest.raises(ImdsStatus) as caught:
         connect().start_requests(["E-1"], document=Document())
@@ -245,7 +245,7 @@ def test_an_approval_that_is_not_taken_raises_the_status(service, connect, statu
     assert len(service.received) == 1
 
 
-def test_attested_document_is_asked_for_with_its_nonce(service, connect):
+def test_attested_document_is_requested_with_its_nonce(service, connect):
     service.answers = [(200, {}, b'{"encoding": "pkcs7", "signature": "TUlJ"}')]
     assert connect().attested_document("abc-1 &x") == "TUlJ"
     ((method, path, headers, _),) = service.received
@@ -262,14 +262,14 @@ def test_attested_document_is_asked_for_with_its_nonce(service, connect):
         b'{"signature": "%s"}' % (b"A" * (48 * 1024 + 1)),
     ],
 )
-def test_answer_without_an_attested_document_is_said_to_be_one(service, connect, body):
+def test_response_without_an_attested_document_is_reported(service, connect, body):
     service.answers = [(200, {}, body)]
     with pytest.raises(DocumentInvalid, match="attested document"):
         connect().attested_document("abc")
 
 
 @pytest.mark.parametrize("answer", [(404, {}, b"no"), (302, {"Location": "/"}, b""), None])
-def test_attested_document_that_cannot_be_had_is_the_same_sentence_for_any_nonce(service, connect, answer):
+def test_attested_document_error_is_the_same_for_any_nonce(service, connect, answer):
     service.answers = [answer or (200, {}, b"")]
     said = []
     with nobody() as address:
@@ -315,24 +315,24 @@ def test_the_preview_version_is_used_where_it_is_supported(versions):
 
 
 @pytest.mark.parametrize("status", [400, 404])
-def test_two_refusals_in_a_row_and_a_good_response_select_the_stable_version(versions, status):
+def test_two_rejections_and_a_good_response_select_the_stable_version(versions, status):
     refused = (status, {}, b"")
     assert versions.poll(refused, refused) == ([PREVIEW, PREVIEW, STABLE], STABLE)
     assert versions.poll() == ([STABLE], STABLE)
 
 
-def test_one_refusal_changes_nothing(versions):
+def test_one_rejection_keeps_the_version(versions):
     assert versions.poll(REFUSED) == ([PREVIEW, PREVIEW], PREVIEW)
     assert versions.poll() == ([PREVIEW], PREVIEW)
 
 
-def test_a_withdrawn_version_is_left_during_one_poll(versions):
+def test_withdrawn_version_is_replaced_within_one_poll(versions):
     assert versions.poll() == ([PREVIEW], PREVIEW)
     assert versions.poll(REFUSED, REFUSED) == ([PREVIEW, PREVIEW, STABLE], STABLE)
 
 
 @pytest.mark.parametrize("answers", [[(500, {}, b"")], [REFUSED, (500, {}, b"")], [REFUSED, REFUSED, (500, {}, b"")]])
-def test_without_two_refusals_and_a_good_response_the_preview_version_stays(versions, answers):
+def test_preview_version_remains_without_two_rejections_and_a_response(versions, answers):
     with pytest.raises(ImdsStatus):
         versions.poll(*answers)
     assert versions.poll() == ([PREVIEW], PREVIEW)
@@ -350,7 +350,7 @@ def test_the_daily_attempt_is_discarded_unless_it_returns_a_document(versions, a
     assert versions.poll() == ([PREVIEW], PREVIEW)
 
 
-def test_an_approval_uses_the_version_of_its_last_look(versions, service):
+def test_approval_uses_the_version_of_its_final_get(versions, service):
     versions.poll(REFUSED, REFUSED)
     service.received.clear()
     document = versions.client.scheduled_events_again()
