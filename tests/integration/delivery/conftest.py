@@ -1,4 +1,4 @@
-"""Fixtures for the tests of delivery: workers over an outbox of their own, and an HTTP endpoint."""
+"""Fixtures for delivery tests: workers with a separate outbox, and an HTTP endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reload that exchanges a sink's worker: what the old one still holds is not sent behind the new one's back."""
+"""A reload replaces the worker of a sink, and the old worker sends no record after the change."""
 
 import threading
 
@@ -14,7 +14,7 @@ from bridge.testing.sinks import ScriptedSink
 
 
 class Hangs(ScriptedSink):
-    """Hangs once, where no deadline of its own helps, until the test lets it go on."""
+    """Hangs once before its request, where its own deadline does not apply, until the test releases it."""
 
     hanging: threading.Event
     released: threading.Event
@@ -90,7 +90,7 @@ def add(bench, transition, *, status="Scheduled", is_over=False):
     bench.outbox_kit.commit(bench.outbox, bench.event("E", status=status), transition=transition, **document)
 
 
-def test_a_send_that_hung_before_its_request_makes_none_after_the_change(exchange):
+def test_send_that_hung_before_a_reload_makes_no_request_after_it(exchange):
     change = exchange(HangsInTheSink)
     add(change.bench, "scheduled")
     add(change.bench, "started", status="Started")

@@ -1,4 +1,4 @@
-"""What a 400 costs: a wrong record is parked, while a wrong endpoint parks nothing, however often it refuses."""
+"""Handling of status 400: a bad record is parked, but a wrong endpoint never parks a record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def events_received(peer):
 
 
 def refuse_only(peer, *event_ids):
-    """Refuse these events, and accept all others."""
+    """Reject these events, and accept all others."""
 
     def reply(request):
         return Answer(status=400 if json.loads(request.body)["subject"] in event_ids else 200)
@@ -38,7 +38,7 @@ def accept_one(bench, peer, name="fine"):
 
 
 def turn_until(bench, **totals):
-    """Let time pass until the totals are these."""
+    """Advance the time until the totals match."""
 
     def are_there():
         bench.advance(5)
@@ -47,7 +47,7 @@ def turn_until(bench, **totals):
     bench.until(are_there)
 
 
-def test_an_endpoint_that_never_accepted_anything_parks_nothing(bench, peer):
+def test_endpoint_that_never_accepted_a_record_parks_none(bench, peer):
     peer.refuse_for_good()
     webhook(bench, peer)
     bench.add("E-1", "E-2", "E-3")
@@ -63,7 +63,7 @@ def test_an_endpoint_that_never_accepted_anything_parks_nothing(bench, peer):
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
-def test_an_endpoint_that_refuses_different_events_in_a_row_parks_none_of_them(bench, peer, caplog):
+def test_rejections_of_consecutive_different_events_park_none(bench, peer, caplog):
     webhook(bench, peer)
     bench.start()
     accept_one(bench, peer)
@@ -79,7 +79,7 @@ def test_an_endpoint_that_refuses_different_events_in_a_row_parks_none_of_them(b
     turn_until(bench, delivered=5)
 
 
-def test_of_a_parked_event_that_comes_back_the_records_go_in_their_order(bench, peer):
+def test_records_of_a_retried_parked_event_are_sent_in_order(bench, peer):
     webhook(bench, peer)
     bench.start()
     accept_one(bench, peer)
@@ -97,7 +97,7 @@ def test_of_a_parked_event_that_comes_back_the_records_go_in_their_order(bench, 
     assert [sequence for sequence in taken if sequence != 4] == [2, 3]
 
 
-def test_one_bad_record_at_an_endpoint_that_accepts_others_is_parked_at_once(bench, peer):
+def test_bad_record_is_parked_immediately_if_the_endpoint_accepts_others(bench, peer):
     webhook(bench, peer)
     bench.start()
     accept_one(bench, peer)
@@ -109,7 +109,7 @@ def test_one_bad_record_at_an_endpoint_that_accepts_others_is_parked_at_once(ben
     bench.until_totals(delivered=2, parked=1)
 
 
-def test_a_bad_record_that_came_first_is_parked_once_the_endpoint_has_accepted_another(bench, peer):
+def test_bad_first_record_is_parked_after_another_is_accepted(bench, peer):
     refuse_only(peer, "bad")
     webhook(bench, peer)
     bench.add("bad")
@@ -122,7 +122,7 @@ def test_a_bad_record_that_came_first_is_parked_once_the_endpoint_has_accepted_a
 
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["as it was", "changed"])
-def test_what_an_endpoint_accepted_counts_after_a_restart_while_its_configuration_is(bench, peer, is_changed):
+def test_accepted_record_counts_after_a_restart_with_the_same_settings(bench, peer, is_changed):
     webhook(bench, peer)
     bench.start()
     accept_one(bench, peer)
@@ -140,14 +140,14 @@ def test_what_an_endpoint_accepted_counts_after_a_restart_while_its_configuratio
 
 @contextmanager
 def two_peers():
-    """Yield a peer that accepts all, and one that refuses all."""
+    """Yield a peer that accepts every record, and a peer that rejects every record."""
     with HttpPeer() as old, HttpPeer() as new:
         new.refuse_for_good()
         yield old, new
 
 
 @pytest.mark.parametrize("given_by", ["file", "variable"])
-def test_a_new_endpoint_parks_nothing_when_its_url_comes_from_elsewhere(bench, tmp_path, monkeypatch, given_by):
+def test_new_url_from_a_file_or_variable_parks_nothing(bench, tmp_path, monkeypatch, given_by):
     file = tmp_path / "url"
 
     def point_to(peer):
@@ -175,7 +175,7 @@ def test_a_new_endpoint_parks_nothing_when_its_url_comes_from_elsewhere(bench, t
         turn_until(bench, delivered=2)
 
 
-def test_nothing_of_what_a_file_or_a_variable_holds_is_kept(bench, peer, tmp_path, monkeypatch):
+def test_secrets_from_files_and_variables_are_not_stored(bench, peer, tmp_path, monkeypatch):
     file = tmp_path / "token"
     file.write_text("a-very-secret-token")
     monkeypatch.setenv("HOOK_URL", f"http://{peer.address.authority}/a-very-secret-path")
@@ -188,7 +188,7 @@ def test_nothing_of_what_a_file_or_a_variable_holds_is_kept(bench, peer, tmp_pat
     assert b"a-very-secret" not in kept
 
 
-def test_park_statuses_park_whatever_the_endpoint_accepted(bench, peer):
+def test_park_statuses_park_even_if_the_endpoint_accepted_nothing(bench, peer):
     peer.refuse_for_good()
     webhook(bench, peer, park_statuses=(400,))
     bench.add("E-1", "E-2", "E-3")
@@ -196,8 +196,8 @@ def test_park_statuses_park_whatever_the_endpoint_accepted(bench, peer):
     bench.until_totals(parked=3)
 
 
-def test_a_record_that_makes_no_request_shows_nothing_of_the_endpoint(bench, peer):
-    """Alertmanager is sent nothing of an approval's outcome, so that is neither accepted nor refused there."""
+def test_record_without_a_request_counts_neither_as_accepted_nor_rejected(bench, peer):
+    """Alertmanager gets no request for the outcome of an approval, so the endpoint neither accepts nor rejects it."""
     peer.refuse_for_good()
     webhook(bench, peer, format="alertmanager")
     bench.add("E-1")

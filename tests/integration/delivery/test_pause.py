@@ -1,4 +1,4 @@
-"""When a worker leaves its sink alone, and what ends that: answers, news, time, age, a person."""
+"""Pauses of a sink, and their ends: responses, new records, time, age, and manual retries."""
 
 from itertools import pairwise
 from statistics import median
@@ -44,7 +44,7 @@ def fail_eight_times(bench, box):
     assert len(box.tries) == 8
 
 
-def test_a_new_record_is_tried_once_at_once_while_the_sink_is_paused(bench):
+def test_new_record_is_tried_once_immediately_while_the_sink_is_paused(bench):
     box = bench.sink()
     box.script(*always("fail"))
     bench.add("E-1", "E-2")
@@ -57,7 +57,7 @@ def test_a_new_record_is_tried_once_at_once_while_the_sink_is_paused(bench):
     assert ids(each[0] for each in box.tries[8:]) == ["new", "newer"]
 
 
-def test_a_new_record_that_gets_through_makes_all_rows_due(bench):
+def test_delivered_new_record_makes_all_rows_due(bench):
     box = bench.sink()
     box.script(*["fail"] * 8)
     bench.add("E-1", "E-2")
@@ -67,7 +67,7 @@ def test_a_new_record_that_gets_through_makes_all_rows_due(bench):
     assert ids(box.wait_for(3, SOON_SECONDS)) == ["new", "E-1", "E-2"]
 
 
-def test_under_a_retry_after_only_an_urgent_record_is_tried(bench):
+def test_only_an_urgent_record_is_tried_during_retry_after(bench):
     box = bench.sink()
     box.script("fail:3600", "fail:3600")
     bench.add("E-1", "E-2")
@@ -81,7 +81,7 @@ def test_under_a_retry_after_only_an_urgent_record_is_tried(bench):
     assert ids(box.wait_for(4, 5)) == ["P-1", "E-1", "E-2", "E-3"]  # it answered: the Retry-After is over
 
 
-def test_an_urgent_record_is_tried_every_two_seconds_at_most_whatever_the_retry_after(bench):
+def test_urgent_record_is_retried_within_two_seconds_despite_retry_after(bench):
     moments = []
 
     def busy(_batch):
@@ -99,7 +99,7 @@ def test_an_urgent_record_is_tried_every_two_seconds_at_most_whatever_the_retry_
     assert median(later - earlier for earlier, later in pairwise(moments)) < 4.5
 
 
-def test_a_sink_that_is_gone_is_left_alone_until_a_person_retries(bench, caplog):
+def test_sink_that_returns_410_pauses_until_a_person_retries(bench, caplog):
     box = bench.sink()
     box.script(raising(DeliveryFailed("410 Gone", gone=True)))
     bench.add("E-1")
@@ -116,7 +116,7 @@ def test_a_sink_that_is_gone_is_left_alone_until_a_person_retries(bench, caplog)
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
-def test_a_person_retrying_cuts_a_retry_after_short(bench):
+def test_manual_retry_ends_a_retry_after(bench):
     box = bench.sink()
     box.script("fail:3600")
     bench.add("E-1")
@@ -127,7 +127,7 @@ def test_a_person_retrying_cuts_a_retry_after_short(bench):
 
 
 @pytest.mark.parametrize("trouble", ["none", "paused", "gone"])
-def test_records_older_than_max_age_are_given_up_and_counted(bench, trouble):
+def test_records_older_than_max_age_expire_and_are_counted(bench, trouble):
     box = bench.sink(max_age_seconds=100)
     bench.add("old-1", "old-2")
     if trouble != "none":

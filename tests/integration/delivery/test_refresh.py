@@ -69,7 +69,7 @@ def test_each_active_event_is_sent_again_with_the_same_id(bench: DeliveryKit, bo
     assert {batch[0].id for batch in box.tries} == {batch[0].id for batch in box.tries[:2]}
 
 
-def test_newest_record_that_azure_caused_is_sent_again(bench: DeliveryKit, box: Box) -> None:
+def test_newest_record_caused_by_azure_is_sent_again(bench: DeliveryKit, box: Box) -> None:
     show(bench, "A", changed="A")
     bench.start()
     show(bench, "A", changed="A", transition="started", status="Started")
@@ -104,7 +104,7 @@ def test_nothing_is_sent_again_while_a_newer_record_of_the_event_is_pending(benc
     assert bench.totals() == {"delivered": 1, "pending": 1}
 
 
-def test_after_a_restart_nothing_is_sent_again_before_the_first_document(bench: DeliveryKit, box: Box) -> None:
+def test_refresh_waits_for_the_first_document_after_a_restart(bench: DeliveryKit, box: Box) -> None:
     show(bench, "A", "B", changed="A")
     show(bench, "A", "B", changed="B")
     bench.start()
@@ -140,7 +140,7 @@ def test_refresh_does_not_expire_by_the_age_of_its_record(bench: DeliveryKit) ->
     bench.until_totals("aged", delivered=2)
 
 
-def test_vms_do_not_refresh_in_the_same_second(bench: DeliveryKit) -> None:
+def test_refresh_times_differ_between_vms(bench: DeliveryKit) -> None:
     bench.sink("first", sink_class=Forgetful)
     bench.sink("second", sink_class=Forgetful)
     show(bench, "A", changed="A")

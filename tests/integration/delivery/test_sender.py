@@ -1,4 +1,4 @@
-"""A send keeps its deadline whatever the sink does, and a sink that was cut is closed before it is built anew."""
+"""A send ends by its deadline with any sink, and an abandoned sink is closed before it is created again."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ SOON_SECONDS = 20.0
 
 
 class Peer:
-    """Does what the test says at each step of its sinks' lives, and remembers them."""
+    """Runs the scripted action at each step of the life cycle of its sinks, and records the steps."""
 
     def __init__(self):
         self.steps = []
@@ -117,7 +117,7 @@ def until(condition):
         threading.Event().wait(0.01)
 
 
-def test_one_instance_on_one_thread_takes_every_send(peer, sender):
+def test_one_instance_on_one_thread_makes_every_send(peer, sender):
     sender.send([])
     sender.check()
     sender.send([])
@@ -126,7 +126,7 @@ def test_one_instance_on_one_thread_takes_every_send(peer, sender):
     assert threading.current_thread() not in peer.threads
 
 
-def test_a_sink_is_built_only_when_it_is_needed_and_closed_once(peer):
+def test_sink_is_created_on_demand_and_closed_once(peer):
     Sender(peer.sink, name="s", timeout_seconds=1.0).close()
     assert peer.built == 0
     sender = Sender(peer.sink, name="s", timeout_seconds=1.0)
@@ -152,7 +152,7 @@ def test_a_sink_is_built_only_when_it_is_needed_and_closed_once(peer):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_a_sink_raises_is_a_failure_with_its_cause_and_the_sink_goes_on(peer, sender, error):
+def test_any_exception_of_a_sink_is_a_failure_and_the_sink_continues(peer, sender, error):
     peer.on_send = raising(error)
     problem = failed(sender)
     assert problem.__cause__ is error
@@ -162,7 +162,7 @@ def test_whatever_a_sink_raises_is_a_failure_with_its_cause_and_the_sink_goes_on
     assert peer.built == 1
 
 
-def test_what_a_sink_says_on_purpose_arrives_as_it_is(peer, sender):
+def test_delivery_errors_raised_by_a_sink_are_unchanged(peer, sender):
     said = DeliveryFailed("busy", retry_after=7.0, needs_attention=True)
     peer.on_send = raising(said)
     assert failed(sender) is said
@@ -173,7 +173,7 @@ def test_what_a_sink_says_on_purpose_arrives_as_it_is(peer, sender):
     assert caught.value is refused
 
 
-def test_a_hanging_send_is_cut_in_time_and_closed_before_the_next_try(peer, sender):
+def test_hanging_send_ends_at_its_deadline_and_closes_before_the_retry(peer, sender):
     peer.on_send = peer.hang
     peer.on_close = peer.release.set
     problem = failed_in_time(sender)
@@ -186,7 +186,7 @@ def test_a_hanging_send_is_cut_in_time_and_closed_before_the_next_try(peer, send
     until(lambda: len(peer.alive()) == 1)
 
 
-def test_a_hanging_constructor_is_cut_and_does_not_send_when_it_wakes_up(peer, sender):
+def test_hanging_constructor_is_abandoned_and_sends_nothing_later(peer, sender):
     peer.on_build = peer.hang
     failed_in_time(sender)
     hanging = peer.built
@@ -198,7 +198,7 @@ def test_a_hanging_constructor_is_cut_and_does_not_send_when_it_wakes_up(peer, s
     assert ("sent", hanging + 1) in peer.steps
 
 
-def test_a_close_that_hangs_delays_no_try_beyond_its_deadline(peer, sender):
+def test_hanging_close_delays_a_retry_only_to_its_deadline(peer, sender):
     peer.on_send = peer.on_close = peer.hang
     failed(sender)
     failed_in_time(sender)
@@ -206,10 +206,10 @@ def test_a_close_that_hangs_delays_no_try_beyond_its_deadline(peer, sender):
     in_time(lambda: sender.send([]), deadline_seconds=TIMEOUT_SECONDS)
 
 
-def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
+def test_too_many_hanging_sends_suspend_the_sink_until_one_ends(peer):
     with closing(Sender(peer.sink, name="s", timeout_seconds=0.05)) as sender:
         peer.on_send = peer.hang
-        # On a busy machine one may be given up before it hangs; that one ends, and another takes its place.
+        # On a busy machine, a send can be abandoned before it hangs. This send ends, and another replaces it.
         until(lambda: "exceeded their deadline" in str(failed(sender)) and peer.hanging == 8)
         built = peer.built
         for _ in range(3):
@@ -234,7 +234,7 @@ def test_an_idle_sink_keeps_no_record_in_memory(sender):
     until(lambda: gc.collect() is not None and seen() is None)
 
 
-def test_a_send_that_is_cut_before_it_began_has_failed():
+def test_send_cancelled_before_it_began_fails():
     building, release, sent, caught = threading.Event(), threading.Event(), [], []
 
     class Slow:
@@ -262,11 +262,11 @@ def test_a_send_that_is_cut_before_it_began_has_failed():
     sender.cut()
     release.set()
     thread.join(10)
-    # Had it returned, the worker would call the record delivered.
+    # If send had returned, the worker would mark the record as delivered.
     assert (sent, caught) == ([], ["The send was cut before it began."])
 
 
-def test_sink_that_gets_no_thread_is_said_and_sends_once_there_is_one(peer, sender):
+def test_missing_thread_is_reported_and_the_sink_sends_when_one_starts(peer, sender):
     with no_threads():
         error = failed(sender)
     assert error.needs_attention

@@ -1,4 +1,4 @@
-"""Stopping a worker: what is due still goes, what does not stays owed, and nobody waits beyond the grace."""
+"""Stop of a worker: due records are sent within the grace period, and other records stay pending."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ def stop(worker, grace_seconds, within_seconds):
     return has_ended, time.monotonic() - started
 
 
-def test_an_idle_worker_stops_at_once(bench):
+def test_idle_worker_stops_immediately(bench):
     bench.sink()
     worker = bench.start()
     has_ended, seconds = stop(worker, grace_seconds=30, within_seconds=20)
@@ -23,7 +23,7 @@ def test_an_idle_worker_stops_at_once(bench):
     assert seconds < 10  # of a grace of thirty; an idle worker sleeps for a minute
 
 
-def test_what_is_due_still_goes_within_the_grace_and_is_committed(bench):
+def test_due_records_are_sent_and_committed_within_the_grace_period(bench):
     box = bench.sink()
     at_the_gate, gate = threading.Event(), threading.Event()
 
@@ -44,7 +44,7 @@ def test_what_is_due_still_goes_within_the_grace_and_is_committed(bench):
         assert bench.outbox_kit.totals(outbox)["s"]["delivered"] == 500
 
 
-def test_what_the_grace_does_not_suffice_for_stays_owed(bench):
+def test_records_not_sent_within_the_grace_period_stay_pending(bench):
     box = bench.sink()
     box.script(*[lambda _batch: threading.Event().wait(0.5)] * 1_000)
     bench.outbox_kit.fill(bench.outbox, 100)
@@ -58,7 +58,7 @@ def test_what_the_grace_does_not_suffice_for_stays_owed(bench):
     assert totals["pending"] == 100 - totals["delivered"]
 
 
-def test_a_send_that_ends_after_the_outbox_was_closed_comes_again(bench):
+def test_send_that_ends_after_the_outbox_closed_is_repeated(bench):
     box = bench.sink(timeout_seconds=30.0)
     gate = threading.Event()
     box.script(lambda _batch: gate.wait(30))
@@ -114,7 +114,7 @@ outbox.close()
 """
 
 
-def test_a_sink_that_hangs_for_ever_does_not_hold_the_process(tmp_path):
+def test_permanently_hanging_sink_does_not_block_the_process_exit(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HANGING_PROCESS, str(tmp_path)],
         timeout=60,
@@ -126,7 +126,7 @@ def test_a_sink_that_hangs_for_ever_does_not_hold_the_process(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_worker_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(bench):
+def test_only_a_worker_stuck_beyond_its_deadline_is_late(bench):
     box = bench.sink(timeout_seconds=600.0)
     at_the_gate, gate = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""What a worker logs and counts, and how it handles errors of its own."""
+"""Logs and metrics of a worker, and the handling of its own errors."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ def raising(error):
     return outcome
 
 
-def test_the_same_failure_is_said_once_and_the_recovery_with_its_count(bench, caplog):
+def test_repeated_failure_is_logged_once_and_recovery_with_its_count(bench, caplog):
     caplog.set_level(logging.INFO)
     box = bench.sink()
     box.script("fail", "fail", "fail")
@@ -35,7 +35,7 @@ def test_the_same_failure_is_said_once_and_the_recovery_with_its_count(bench, ca
     assert (recovery.levelname, recovery.failures) == ("INFO", 3)
 
 
-def test_what_a_person_must_see_to_is_an_error_said_once_and_exported_until_it_is_over(bench, caplog):
+def test_needs_attention_is_logged_once_and_exported_until_it_ends(bench, caplog):
     box = bench.sink()
     denied = raising(DeliveryFailed("401 for https://portal.example", needs_attention=True))
     box.script(denied, denied, "fail:0.3", "accept")

@@ -1,4 +1,4 @@
-"""Which sinks get the records of an event that changes: who was told of it is told of it to its end."""
+"""A sink that got a record of an event gets the records of this event until its end."""
 
 import pytest
 from outbox_kit import OutboxKit, append
@@ -20,7 +20,7 @@ def kit(tmp_path):
 
 
 class Life:
-    """An event that changes, and the outbox of an agent whose one sink takes what *filters* say."""
+    """An event that changes, and the outbox of an agent whose only sink has *filters*."""
 
     def __init__(self, kit, **filters):
         self._kit = kit
@@ -33,14 +33,14 @@ class Life:
         self.outbox.configure(routes, ["s"], labels={})
 
     def goes(self, transition, event_type="Reboot", *, is_over=False, **fields):
-        """Commit a record, let the sink take all that is due, and return the transitions that it got."""
+        """Commit a record, deliver all due records, and return the transitions that the sink got."""
         event = self._kit.event(**{"resources": (ME,), **fields, "event_type": event_type})
         document = Document(incarnation=1, events=() if is_over else (event,))
         self._kit.commit(self.outbox, event, transition=transition, document=document)
         return self._take()
 
     def is_approved(self, **fields):
-        """Add that this VM approved the event, and return as `goes` does."""
+        """Record that this VM approved the event, and return the same as `goes`."""
         event = self._kit.event(**{"resources": (ME,), **fields, "event_type": "Reboot"})
         approval = Approval(source="cli", result="accepted")
         append(self.outbox, "approved", event=event, approval=approval)
@@ -53,7 +53,7 @@ class Life:
         return [row.record.transition.value for row in rows]
 
 
-def test_a_reboot_that_becomes_a_freeze_is_told_to_its_end_to_a_sink_that_takes_reboots(kit):
+def test_sink_for_reboots_gets_all_records_of_a_reboot_that_becomes_a_freeze(kit):
     life = Life(kit, event_types=("Reboot",))
     assert life.goes("scheduled") == ["scheduled"]
     assert life.goes("updated", "Freeze") == ["updated"]
@@ -61,7 +61,7 @@ def test_a_reboot_that_becomes_a_freeze_is_told_to_its_end_to_a_sink_that_takes_
     assert life.goes("completed", "Freeze", is_over=True) == ["completed"]
 
 
-def test_an_event_that_becomes_of_the_type_is_told_from_then_on(kit):
+def test_event_that_changes_to_a_matching_type_is_sent_from_then_on(kit):
     life = Life(kit, event_types=("Reboot",))
     assert life.goes("scheduled", "Freeze") == []
     assert life.goes("updated") == ["updated"]
@@ -74,14 +74,14 @@ def test_an_event_that_becomes_of_the_type_is_told_from_then_on(kit):
     [({"event_sources": ("Platform",)}, {"event_source": "User"}), ({"scope": "mine"}, {"resources": ("vm_1",)})],
     ids=["source", "scope"],
 )
-def test_an_event_that_leaves_another_filter_is_told_to_its_end(kit, filters, change):
+def test_event_that_stops_matching_another_filter_is_sent_until_its_end(kit, filters, change):
     life = Life(kit, **filters)
     assert life.goes("scheduled", event_source="Platform") == ["scheduled"]
     assert life.goes("updated", **change) == ["updated"]
     assert life.goes("canceled", **change, is_over=True) == ["canceled"]
 
 
-def test_a_sink_gets_only_the_transitions_it_takes_and_none_of_an_event_that_it_was_not_told_of(kit):
+def test_sink_gets_only_its_transitions_and_only_of_events_it_got(kit):
     life = Life(kit, event_types=("Reboot",), transitions=("scheduled", "completed"))
     assert life.goes("scheduled") == ["scheduled"]
     assert life.goes("updated", "Freeze") == []
@@ -93,7 +93,7 @@ def test_a_sink_gets_only_the_transitions_it_takes_and_none_of_an_event_that_it_
     assert life.goes("completed", "Freeze", **other, is_over=True) == []
 
 
-def test_an_event_id_that_comes_again_after_its_end_was_told_is_a_new_event(kit):
+def test_reused_event_id_after_a_sent_ending_is_a_new_event(kit):
     life = Life(kit, event_types=("Reboot",))
     assert life.goes("scheduled") == ["scheduled"]
     assert life.goes("completed", is_over=True) == ["completed"]
@@ -101,7 +101,7 @@ def test_an_event_id_that_comes_again_after_its_end_was_told_is_a_new_event(kit)
     assert life.goes("completed", "Freeze", is_over=True) == []
 
 
-def test_a_vm_that_approved_an_event_tells_that_alone_where_the_first_vm_speaks(kit):
+def test_approving_vm_sends_only_the_approval_with_speak_first(kit):
     life, both = Life(kit, speak="first"), {"resources": ("vm_1", ME)}
     assert life.goes("scheduled", **both) == []
     assert life.is_approved(**both) == ["approved"]

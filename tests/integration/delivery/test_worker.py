@@ -1,4 +1,4 @@
-"""What a worker sends, in which order, and what becomes of what its sink refuses."""
+"""Records that a worker sends, their order, and the handling of rejected records."""
 
 import random
 import threading
@@ -16,7 +16,7 @@ class OneEventABatch(ScriptedSink):
 
 
 class HintedSink(OneEventABatch):
-    """Notes what it is told to come next, and fails at that."""
+    """Records the announced next batches, and fails each time."""
 
     hints: ClassVar[list[list[str]]] = []
 
@@ -26,7 +26,7 @@ class HintedSink(OneEventABatch):
 
 
 class WarmSink(ScriptedSink):
-    """Counts how often it is told to warm up, and fails at that."""
+    """Counts the calls of its warm-up, and fails each time."""
 
     count: ClassVar[int] = 0
 
@@ -40,7 +40,7 @@ def ids(records):
 
 
 def refuse(*event_ids, named=False, error=DeliveryRejected):
-    """Return an outcome that refuses every batch with one of these events."""
+    """Return an outcome that rejects every batch with one of these events."""
 
     def outcome(batch):
         culprits = [record for record in batch if record.event.event_id in event_ids]
@@ -54,7 +54,7 @@ def always(outcome):
     return [outcome] * 10_000
 
 
-def test_records_are_sent_as_they_come_and_marked_delivered(bench):
+def test_records_are_sent_on_arrival_and_marked_delivered(bench):
     box = bench.sink()
     bench.add("before")
     bench.start()
@@ -64,7 +64,7 @@ def test_records_are_sent_as_they_come_and_marked_delivered(bench):
     bench.until_totals(delivered=2)
 
 
-def test_a_sink_is_told_which_batch_comes_next_and_may_fail_at_that(bench, monkeypatch):
+def test_failure_of_a_sink_on_the_next_batch_hint_is_ignored(bench, monkeypatch):
     hints: list[list[str]] = []
     monkeypatch.setattr(HintedSink, "hints", hints)
     bench.sink(sink_class=HintedSink, box=f"hinted-{uuid4()}", max_batch=10)
@@ -91,7 +91,7 @@ def test_sink_warms_up_once_after_the_first_document_and_no_record_waits_for_the
     assert (WarmSink.count, bench.sample("sink_retries_total", reason="exception")) == (1, None)
 
 
-def test_urgent_records_go_first_and_their_event_in_order(bench):
+def test_urgent_records_are_sent_first_with_their_event_in_order(bench):
     box = bench.sink()
     bench.add("E-1", "E-2")
     bench.add("P-1")
@@ -104,7 +104,7 @@ def test_urgent_records_go_first_and_their_event_in_order(bench):
 
 @pytest.mark.parametrize("max_batch", [1, 7])
 @pytest.mark.parametrize("sink_class", [ScriptedSink, OneEventABatch])
-def test_under_random_failures_nothing_is_lost_and_no_event_is_out_of_order(bench, sink_class, max_batch):
+def test_random_failures_lose_no_record_and_keep_the_order_of_events(bench, sink_class, max_batch):
     chance = random.Random(max_batch)
 
     def unreliable(batch):
@@ -130,7 +130,7 @@ def test_under_random_failures_nothing_is_lost_and_no_event_is_out_of_order(benc
 
 @pytest.mark.parametrize("urgent", [False, True])
 @pytest.mark.parametrize("max_batch", [1, 10])
-def test_two_events_that_always_fail_do_not_stop_the_others(bench, max_batch, urgent):
+def test_two_failing_events_do_not_block_others(bench, max_batch, urgent):
     box = bench.sink(max_batch=max_batch)
     box.script(*always(refuse("P-1", "P-2", error=DeliveryFailed)))
     bench.add("P-1", "P-2", urgent=urgent)
@@ -143,7 +143,7 @@ def test_two_events_that_always_fail_do_not_stop_the_others(bench, max_batch, ur
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("sink_class", [ScriptedSink, OneEventABatch])
-def test_of_a_rejected_batch_only_the_culprit_is_parked(bench, sink_class, named):
+def test_only_the_rejected_record_of_a_batch_is_parked(bench, sink_class, named):
     box = bench.sink(max_batch=100)
     bench._classes["s"] = sink_class
     box.script(*always(refuse("bad", named=named)))
@@ -154,7 +154,7 @@ def test_of_a_rejected_batch_only_the_culprit_is_parked(bench, sink_class, named
     bench.until_totals(delivered=4, parked=1)
 
 
-def test_a_sink_may_name_the_refused_records_by_id(bench):
+def test_sink_can_report_rejected_records_by_id(bench):
     def outcome(batch):
         raise DeliveryRejected("no", [batch[1].id])
 
@@ -176,7 +176,7 @@ def test_a_parked_record_does_not_block_its_event(bench):
     bench.until_totals(delivered=1, parked=1)
 
 
-def test_a_send_that_hangs_is_cut_and_the_sink_works_again_when_it_recovers(bench):
+def test_hanging_send_is_abandoned_and_the_sink_recovers(bench):
     box = bench.sink(timeout_seconds=0.2)
     box.script("hang", "hang", "hang")
     bench.add("E-1")
@@ -201,7 +201,7 @@ def test_a_sink_that_hangs_does_not_delay_another(bench):
     assert bench.totals("hung") == {"pending": 51}
 
 
-def test_a_preempt_that_comes_after_ten_thousand_records_goes_next(bench):
+def test_preempt_after_ten_thousand_records_is_sent_next(bench):
     at_the_gate, gate = threading.Event(), threading.Event()
 
     def wait_at_the_gate(_batch):
@@ -218,7 +218,7 @@ def test_a_preempt_that_comes_after_ten_thousand_records_goes_next(bench):
     assert ids(box.wait_for(2, 10))[1] == "P-1"
 
 
-def test_fault_of_the_worker_is_logged_once_although_its_text_changes(bench, caplog):
+def test_worker_failure_with_varying_message_is_logged_once(bench, caplog):
     bench.sink()
     worker = bench.start()
     for number in (1, 2):
