@@ -1,4 +1,4 @@
-"""The core compared with a plain list: whatever happens to the process and the file, no saved change is lost.
+"""The core compared with a plain list: no failure of the process or the file loses a saved change.
 
 After a kill, the outbox must be as it was after one of the operations since the last confirmed save. The list of these
 models is the oracle. Each case ends with SIGKILL, because an orderly close hides missing rows.

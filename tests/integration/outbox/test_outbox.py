@@ -1,4 +1,4 @@
-"""The outbox: when records are due, what the limits remove, and what a start makes of the files."""
+"""The outbox: due records, the effect of the limits, and the selection of files at a start."""
 
 import os
 import sqlite3
@@ -53,7 +53,7 @@ def test_saver_survives_every_error(kit, monkeypatch):
     assert not outbox.is_behind
 
 
-def test_disk_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch):
+def test_outbox_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch):
     monkeypatch.setattr("bridge.outbox.saver._MOST_UNSAVED", 50)
     outbox = kit.open()
     kit.commit(outbox, kit.event())
@@ -70,7 +70,7 @@ def test_disk_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch):
     assert (kit.due(again), kit.totals(again)["a"]["accepted"]) == ([1], 399)
 
 
-def test_value_of_meta_that_makes_no_sense_does_not_end_a_start(kit):
+def test_invalid_value_in_meta_does_not_prevent_a_start(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event())
     file = outbox.saver.file
@@ -91,7 +91,7 @@ def test_record_is_due_when_it_is_saved(kit):
     assert outbox.seconds_to_due() == float("inf")
 
 
-def test_record_is_due_after_half_a_second_on_a_disk_that_fails(kit, monkeypatch):
+def test_record_is_due_after_half_a_second_on_a_failing_disk(kit, monkeypatch):
     outbox = kit.open()
     kit.saved(outbox)
     refuse_writes(monkeypatch)
@@ -137,7 +137,7 @@ def test_new_sink_receives_the_last_record_of_each_active_event(kit):
 # Ids.
 
 
-def test_repeated_transition_has_another_id_also_after_a_restart(kit):
+def test_repeated_transition_has_a_new_id_even_after_a_restart(kit):
     outbox = kit.open()
     first, second = (kit.commit(outbox, kit.event())[0] for _ in range(2))
     third = kit.commit(kit.crash(outbox), kit.event())[0]
@@ -229,7 +229,7 @@ def test_start_opens_the_newest_complete_file_and_keeps_two_others(kit):
     assert len(generations(kit.directory)) == 3
 
 
-def test_change_by_another_program_is_found_although_history_is_deleted_afterwards(kit):
+def test_change_by_another_program_is_detected_despite_deleted_history(kit):
     overwritten = []
 
     def now():  # the saver asks for the time right before it deletes history
@@ -248,7 +248,7 @@ def test_change_by_another_program_is_found_although_history_is_deleted_afterwar
 
 
 @pytest.mark.parametrize("has_portal", [False, True])
-def test_damaged_page_costs_only_the_rows_in_it(kit, has_portal, caplog):
+def test_damaged_page_loses_only_its_rows(kit, has_portal, caplog):
     outbox = kit.open(sinks=("a",), has_portal=has_portal)
     kit.fill(outbox, 300, size=900)
     file = outbox.saver.file
@@ -305,7 +305,7 @@ def test_stored_rows_of_an_untrusted_outbox_wait(kit):
     assert kit.due(again) == [1]
 
 
-def test_another_machines_outbox_is_replaced_by_an_empty_one(kit):
+def test_outbox_of_another_machine_is_replaced_with_an_empty_one(kit):
     outbox = kit.open(boot_id="boot-1")
     outbox.identify(ME)
     kit.commit(outbox, kit.event())
@@ -334,7 +334,7 @@ def test_no_save_mixes_the_files_of_two_machines(kit, monkeypatch):
     assert found == [[]]
 
 
-def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
+def test_events_and_their_counts_are_removed_after_seven_days(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event("E-1"))
     kit.commit(outbox, kit.event("E-1"), transition="canceled")
