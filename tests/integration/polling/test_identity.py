@@ -42,7 +42,7 @@ def resolver_of(outbox):
     def make(service, configured=VmIdentity(), **options):  # noqa: B008  # frozen
         resolvers.append(IdentityResolver(service, outbox, configured, **options))
         resolvers[-1].start()
-        # A busy disk may store what a good service says after the start gave up waiting for it.
+        # On a busy disk, the identity can be stored after the start stopped waiting for it.
         wait_until(lambda: not (resolvers[-1].is_waiting and getattr(service, "failure", True) is None))
         return resolvers[-1]
 
@@ -59,19 +59,19 @@ def wait_until(predicate):
     raise AssertionError(predicate)
 
 
-def test_what_the_service_says_is_stored(resolver_of, outbox):
+def test_identity_from_imds_is_stored(resolver_of, outbox):
     resolver = resolver_of(Service())
     assert (resolver.vm, resolver.is_waiting) == (ME, False)
     assert outbox.read(lambda state: state.vm) == ME
 
 
-def test_a_silent_service_leaves_what_was_stored(resolver_of, outbox):
+def test_silent_service_keeps_the_stored_identity(resolver_of, outbox):
     outbox.identify(ME)
     resolver = resolver_of(Service(ImdsUnreachable("silent")))
     assert (resolver.vm, resolver.is_waiting) == (ME, False)
 
 
-def test_a_vm_that_was_never_known_waits_and_is_told_when_it_is(resolver_of, outbox):
+def test_records_wait_until_the_first_identity_arrives(resolver_of, outbox):
     service = Service(ImdsUnreachable("silent"))
     resolver = resolver_of(service)
     assert resolver.is_waiting
@@ -80,7 +80,7 @@ def test_a_vm_that_was_never_known_waits_and_is_told_when_it_is(resolver_of, out
     assert outbox.read(lambda state: state.vm) == ME
 
 
-def test_a_configured_name_is_enough_to_go_on(resolver_of):
+def test_configured_name_is_sufficient_to_continue(resolver_of):
     resolver = resolver_of(Service(ImdsUnreachable("silent")), VmIdentity(name="vm_7"))
     assert (resolver.vm.name, resolver.is_waiting) == ("vm_7", False)
 
@@ -95,7 +95,7 @@ def test_a_configured_name_is_enough_to_go_on(resolver_of):
     ],
     ids=["silent", "503", "429", "404"],
 )
-def test_how_long_records_wait_depends_on_the_answer(resolver_of, failure, waits_seconds):
+def test_wait_for_the_identity_depends_on_the_failure(resolver_of, failure, waits_seconds):
     time, service = ManualClock(), Service(failure)
     resolver = resolver_of(service, clock=time.clock)
     time.advance(waits_seconds - 1)
@@ -107,7 +107,7 @@ def test_how_long_records_wait_depends_on_the_answer(resolver_of, failure, waits
 
 
 class SilentService:
-    """Answers when it is released."""
+    """Responds after it is released."""
 
     def __init__(self):
         self.asked = threading.Event()
@@ -119,7 +119,7 @@ class SilentService:
         return ME
 
 
-def test_the_start_ends_at_once_when_a_stop_is_asked_for(outbox):
+def test_stop_request_ends_the_start_immediately(outbox):
     service = SilentService()
     resolver = IdentityResolver(service, outbox, VmIdentity())
     resolver.start(service.asked.is_set)  # with a request that only the release ends
@@ -128,7 +128,7 @@ def test_the_start_ends_at_once_when_a_stop_is_asked_for(outbox):
     resolver.stop()
 
 
-def test_an_answer_that_is_later_than_the_start_may_wait_is_taken_all_the_same(outbox):
+def test_identity_that_arrives_after_the_start_timeout_is_used(outbox):
     service = SilentService()
     resolver = IdentityResolver(service, outbox, VmIdentity())
     resolver.start(timeout_seconds=0.1)
@@ -203,7 +203,7 @@ def test_configured_vm_id_confirms_the_stored_identity(after_boot):
     resolver.stop()
 
 
-def test_another_vm_id_empties_the_outbox(after_boot):
+def test_different_vm_id_empties_the_outbox(after_boot):
     outbox = after_boot()
     stream = outbox.read(deliveries.totals).stream_id
     outbox.identify(VmIdentity(name="vm_1", vm_id="BBBB"))
@@ -212,7 +212,7 @@ def test_another_vm_id_empties_the_outbox(after_boot):
     assert outbox.read(deliveries.totals).stream_id > stream
 
 
-def test_an_answer_after_the_stop_changes_nothing(outbox):
+def test_response_after_the_stop_is_ignored(outbox):
     service = SilentService()
     resolver = IdentityResolver(service, outbox, VmIdentity())
     resolver.start(timeout_seconds=0.1)

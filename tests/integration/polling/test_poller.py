@@ -35,7 +35,7 @@ class ListedImds:
 
 
 class Identity:
-    """Who this VM is, known from the start."""
+    """The identity of this VM, known from the start."""
 
     vm = VmIdentity(name=VM)
     is_waiting = False
@@ -151,15 +151,15 @@ def test_first_document_waits_for_the_identity_except_for_urgent_events(bench):
     assert bench.told[-1] == ("started", "observed")
 
 
-def test_a_reboot_that_is_gone_after_a_boot_in_its_time_happened(bench):
+def test_absent_reboot_after_a_boot_within_its_time_is_completed(bench):
     bench.poll(document(1, event(event_type="Reboot")))
     bench.restart(after_seconds=120, boot_id="boot-2")
     confirmed(bench, document(2))
     assert bench.told == [("scheduled", "observed"), ("completed", "boot_id")]
 
 
-def test_a_boot_before_not_before_does_not_end_a_reboot_however_late_the_answer_comes(bench):
-    """A user's own reboot in the notice time, and a service that answers only after NotBefore."""
+def test_boot_before_not_before_does_not_end_a_reboot_despite_a_late_response(bench):
+    """A reboot by the user during the notice period, and a service that responds only after NotBefore."""
     bench.poll(document(1, event(event_type="Reboot", not_before=START + timedelta(minutes=15))))
     bench.restart(after_seconds=60, boot_id="boot-2")
     bench.poll(ImdsUnreachable("silent"), times=1200)
@@ -167,7 +167,7 @@ def test_a_boot_before_not_before_does_not_end_a_reboot_however_late_the_answer_
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
-def test_a_stale_front_end_ends_nothing_again_and_again_over_restarts_of_the_agent(bench):
+def test_stale_front_end_ends_no_event_across_agent_restarts(bench):
     for minute in range(4):
         for _ in range(30):
             bench.poll(document(4, event("Started")))
@@ -225,14 +225,14 @@ def runs_of_a_drain_script(bench):
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_a_failed_poll_ends_nothing_and_the_next_one_follows(bench, failure):
+def test_failed_poll_ends_no_event_and_the_next_poll_follows(bench, failure):
     bench.poll(document(1, event("Started")))
     assert bench.poll(failure, times=3) == 1.0
     bench.poll(document(1, event("Started")))
     assert bench.told == [("started", "observed")]
 
 
-def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
+def test_throttled_poll_backs_off_up_to_a_limit(bench):
     bench.poll(document(1))
     delays = [bench.poll(ImdsStatus("slow down", status=429, retry_after_seconds=600)) for _ in range(20)]
     assert max(delays) <= 5.0
@@ -241,7 +241,7 @@ def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
     assert bench.poll(document(1)) == 1.0
 
 
-def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_path):
+def test_change_lost_in_a_crash_is_recorded_again_with_the_same_id(bench, tmp_path):
     bench.poll(document(1))
     seen = event()
     bench.poll(document(2, seen))
@@ -255,7 +255,7 @@ def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_pa
     other.close()
 
 
-def test_an_outbox_that_was_another_machines_is_not_continued(bench):
+def test_outbox_of_another_machine_is_not_continued(bench):
     bench.poll(document(1, event("Started")))
     bench.restart()
     assert bench.outbox.identify(VmIdentity(name=VM, vm_id="OTHER"))
@@ -293,7 +293,7 @@ def test_records_list_the_announced_events(bench):
     assert [record.active_event_ids for record in bench.stored] == [("P-1",), ()]
 
 
-def test_an_idle_poll_writes_nothing(bench):
+def test_idle_poll_does_not_write(bench):
     shown = document(1, event())
     bench.poll(shown)
 
@@ -312,7 +312,7 @@ def test_an_idle_poll_writes_nothing(bench):
     assert files() != before
 
 
-def test_stop_ends_a_wait_of_an_hour_at_once(tmp_path):
+def test_stop_ends_an_hour_long_wait_immediately(tmp_path):
     imds, stop = ListedImds(), threading.Event()
     imds.answer = document(1)
     outbox = opened(tmp_path)
@@ -347,7 +347,7 @@ class Held(ListedImds):
         return document(1)
 
 
-def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(tmp_path):
+def test_only_a_poll_stuck_beyond_its_deadline_is_late(tmp_path):
     imds, stop, clock = Held(), threading.Event(), ManualClock(START)
     outbox = opened(tmp_path)
     poller = Poller(
