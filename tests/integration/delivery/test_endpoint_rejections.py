@@ -79,7 +79,7 @@ def test_rejections_of_consecutive_different_events_park_none(bench, peer, caplo
     turn_until(bench, delivered=5)
 
 
-def test_records_of_a_retried_parked_event_are_sent_in_order(bench, peer):
+def test_records_of_an_unparked_event_are_sent_in_order(bench, peer):
     webhook(bench, peer)
     bench.start()
     accept_one(bench, peer)
@@ -87,7 +87,7 @@ def test_records_of_a_retried_parked_event_are_sent_in_order(bench, peer):
     bench.add("E-1")
     bench.until_totals(delivered=1, parked=1)
     bench.add("E-1", description="later")
-    bench.until_totals(delivered=1, parked=2)  # the same event again: that says nothing of others
+    bench.until_totals(delivered=1, parked=2)  # the same event again is no evidence about others
     bench.add("E-2")
     turn_until(bench, delivered=1, pending=3)
     refused = len(peer.requests)
