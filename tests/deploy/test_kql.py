@@ -121,7 +121,7 @@ def test_transformation_fills_the_workspace_table(kql, judged):
     assert dict(blocks[0]["columns"]) == kql.platforms["log-analytics"].columns
 
 
-def test_transformation_reads_what_the_mapping_reads(kql):
+def test_transformation_and_mapping_read_the_same_fields(kql):
     """The engine and the language service accept a path that no record has; the mapping's were checked above."""
     read = dict(
         re.findall(

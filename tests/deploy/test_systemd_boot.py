@@ -129,7 +129,7 @@ def test_command_sink_leaves_the_sandbox_only_with_its_drop_in(facts):
     assert facts["state_belongs_to_the_user_again"] == "scheduled-events-bridge"
 
 
-def test_stop_is_clean(facts):
+def test_unit_stops_cleanly(facts):
     assert facts["stop"] == "0"
     assert facts["stop_result"] == "success 0"
     assert facts["finished"] == "yes"

@@ -1,9 +1,10 @@
 """Starts the command line by forking a process with all imports, which saves two thirds of the start time.
 
-A test gets a process of its own all the same, with its own environment, directory, descriptors, signals and exit code;
-it runs ``bridge`` as ``python -m bridge`` does. For each set of the variables that Python itself reads when it starts
-(PYTHON*, the locale, the time zone) there is one server. What a start itself is to show is started in the plain way:
-see tests/e2e/test_demo.py, tests/docs and tests/packaging. With COLD_STARTS=1, and without fork, everything is.
+Each test still gets its own process with its own environment, directory, descriptors, signals, and exit code. The
+process runs `bridge` like `python -m bridge`. Each set of the variables that Python reads at start (PYTHON*, the
+locale, the time zone) has its own server. Tests of the start itself start the program directly: see
+tests/e2e/test_demo.py, tests/docs, and tests/packaging. With COLD_STARTS=1, or without fork, all processes start
+directly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A stub of an ops portal: the other side of PROTOCOL.md over HTTPS, with faults on request.
 
-It shares no parser with the agent, only the signing: a decision is made as `decide` makes it, or any text at all is
-put in its place. Each request that it holds looks again when something changes, so a fault strikes at once, also the
-request that is held just then. Real time, because the deadlines that it tries are real; *now* is what decisions are
-issued and expire by.
+The stub shares only the signing code with the agent: a decision is signed as `decide` signs it, or replaced by any
+text. Held requests are checked again after each change, so a fault applies immediately, even to a held request.
+Deadlines use the real time. Decisions are issued and expire by *now*.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _LONGEST_WAIT_SECONDS = 3_600.0
 
 @dataclass(frozen=True, kw_only=True)
 class PortalRequest:
-    """One request of an agent, as it came."""
+    """One received request of an agent."""
 
     vm_id: str
     index: int
     wait_seconds: float
     authorization: str | None
     at_seconds: float
-    """Of the monotonic clock."""
+    """Monotonic seconds."""
     asked: Request
 
 
@@ -56,11 +55,11 @@ class _Queued:
 
 
 class PortalStub:
-    """Listens on a free port of 127.0.0.1 from the moment it is made; *directory* gets its keys and certificates.
+    """Listens on a free port of 127.0.0.1 after its creation. Its keys and certificates are in *directory*.
 
-    *bearer* is the token that it wants to see; with *attesting*, that is one for the VM that is asked for. With
-    *client_certificates* it takes only clients that show one of its own CA (`client_certificate`). Without *tls* it
-    speaks plain http.
+    *bearer* is the required token. With *attesting*, the portal requires a token for the requested VM. With
+    *client_certificates*, the portal requires a certificate of its own CA (`client_certificate`). Without *tls*, it
+    uses plain HTTP.
     """
 
     def __init__(
@@ -84,63 +83,63 @@ class PortalStub:
         self.kid = "portal-key"
         self.add_key(self.kid, approver="portal")
         self.repeats = False
-        """True: each answer has all decisions that it may have, and each of them twice."""
+        """If true, each response contains all possible decisions, each of them twice."""
         self.epoch: str | None = None
-        """What answers carry as `epoch`; None: they do not."""
+        """The `epoch` of responses, or None to omit it."""
         self._changed = threading.Condition()
         self._index = 1
         self._queues: dict[str, list[_Queued]] = {}
         self._faults = FaultQueue()
         self._requests: list[PortalRequest] = []
-        # Bound and never listening: nobody else gets the port while the portal is down.
+        # Bound without listening, so that no other process gets the port while the portal is down.
         self._held = socket.socket()
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind(("127.0.0.1", 0))
         self._server: HttpServer | None = None
         self.up()
 
-    # How agents are told of it.
+    # The agent's configuration.
 
     @property
     def url(self) -> str:
-        """Return what `approval.remote.url` is to be."""
+        """Return the value for `approval.remote.url`."""
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://127.0.0.1:{self._held.getsockname()[1]}/api/v1"
 
     @property
     def ca_file(self) -> Path | None:
-        """Return the file of the CA to trust; None without TLS."""
+        """Return the file of the CA, or None without TLS."""
         return None if self._ca is None else self._ca.ca_file
 
     def client_certificate(self, name: str = "agent") -> tuple[Path, Path]:
         """Return a new client certificate of the portal's CA and its key."""
         if self._ca is None:
-            raise ValueError("A portal without TLS knows no client certificates.")
+            raise ValueError("A portal without TLS has no client certificates.")
         return self._ca.issue(name)
 
     def add_key(self, kid: str, *, approver: str) -> Path:
-        """Make a key pair for *approver* and return the file of its public half."""
+        """Create a key pair for *approver*, and return the file of the public key."""
         pair = generate_key(self._directory / f"{kid}.key")
         signer = DecisionSigner(pair.private_key_file, kid=kid, approver=approver)
         self._signers[kid] = (signer, pair.public_key_file)
         return pair.public_key_file
 
     def key_tables(self) -> list[dict[str, str]]:
-        """Return the tables of `[[approval.remote.keys]]` for every key it has."""
+        """Return the tables of `[[approval.remote.keys]]` for all keys."""
         return [
             {"kid": kid, "approver": signer.approver, "public_key_file": str(public_key_file)}
             for kid, (signer, public_key_file) in self._signers.items()
         ]
 
     def toml(self, **settings: object) -> str:
-        """Return `[approval.remote]` for an agent's file; *settings* are further keys of it."""
+        """Return `[approval.remote]` for an agent's configuration, with the additional keys *settings*."""
         ca_file = {} if self.ca_file is None else {"ca_file": str(self.ca_file)}
         lines = ["[approval.remote]", *_toml_lines({"url": self.url, **ca_file, **settings})]
         for key in self.key_tables():
             lines += ["[[approval.remote.keys]]", *_toml_lines(key)]
         return "\n".join(lines) + "\n"
 
-    # What is decided.
+    # Decisions.
 
     def decide(
         self,
@@ -154,7 +153,7 @@ class PortalStub:
         jti: str | None = None,
         now: datetime | None = None,
     ) -> str:
-        """Sign a decision on *event* for the VM *vm_id*, have it ready for that VM, and return the token."""
+        """Sign and add a decision on *event* for the VM *vm_id*, and return the token."""
         signer, _ = self._signers[kid or self.kid]
         issued_at = now or self._now()
         token = signer.sign(vm_id, event, decision, now=issued_at, valid_seconds=valid_seconds, reason=reason, jti=jti)
@@ -162,7 +161,7 @@ class PortalStub:
         return token
 
     def put(self, vm_id: str, *tokens: str, expires_at: datetime | None = None) -> int:
-        """Have *tokens*, any texts, ready for the VM *vm_id*, and return the index of the last; None never expires."""
+        """Add *tokens* (any texts) for the VM *vm_id*, and return the last index. None never expires."""
         with self._changed:
             for token in tokens:
                 self._index += 1
@@ -173,7 +172,7 @@ class PortalStub:
             return self._index
 
     def lose_state(self, *, keeps_decisions: bool = False, epoch: str | None = None) -> None:
-        """Start over with the first index, as a portal that was restored does; answers carry *epoch* from now on."""
+        """Restart with the first index, like a restored portal. Later responses contain *epoch*."""
         with self._changed:
             self.epoch = epoch
             kept = [(vm_id, queued) for vm_id, queue in self._queues.items() for queued in queue if keeps_decisions]
@@ -182,10 +181,10 @@ class PortalStub:
                 self.put(vm_id, queued.token, expires_at=queued.expires_at)
             self._changed.notify_all()
 
-    # What goes wrong.
+    # Faults.
 
     def strike(self, kind: str, *, vm_id: str | None = None, **details: Any) -> None:
-        """Queue a fault of *kind*, one of the simulator's `KINDS`; *details* are further fields of `Fault`."""
+        """Queue a fault of *kind*, one of the simulator's `KINDS`, with the `Fault` fields *details*."""
         with self._changed:
             self._faults.add(Fault(kind=kind, target="all", vm=vm_id, **details))
             self._changed.notify_all()
@@ -200,14 +199,14 @@ class PortalStub:
             server.close()
 
     def up(self) -> None:
-        """Listen again, at the same port."""
+        """Listen again on the same port."""
         if self._server is None:
             self._server = _Server(self._held.getsockname(), self._respond, threading.Event())
             self._server.tls = self._tls
             self._server.start()
 
     def close(self) -> None:
-        """End it for good."""
+        """Stop the portal permanently."""
         self.down()
         self._held.close()
 
@@ -217,16 +216,16 @@ class PortalStub:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What was asked.
+    # Requests.
 
     @property
     def requests(self) -> tuple[PortalRequest, ...]:
-        """Return every request so far, those that a fault struck included."""
+        """Return all requests so far, including those with a fault."""
         with self._changed:
             return tuple(self._requests)
 
     def wait_for_requests(self, count: int, *, timeout_seconds: float = 10.0) -> bool:
-        """Return whether there were *count* requests in all before *timeout_seconds* were over."""
+        """Wait up to *timeout_seconds* for *count* requests in total, and return whether they arrived."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._requests) >= count, timeout_seconds)
 
@@ -264,7 +263,7 @@ class PortalStub:
             answer_with_fault(connection, fault, lambda: error(500, "It is not answered."))
 
     def _found(self, asked: PortalRequest, stop: threading.Event) -> Answer | Fault | None:
-        """Wait for what *asked* is to be answered with; None: the portal went down."""
+        """Wait for the response to *asked*. None means that the portal stopped."""
         until = asked.at_seconds + min(asked.wait_seconds, _LONGEST_WAIT_SECONDS)
         with self._changed:
             while not stop.is_set():
@@ -278,7 +277,7 @@ class PortalStub:
         return None
 
     def _answer(self, asked: PortalRequest) -> Answer | None:
-        """Return the answer that *asked* gets at once, None when there is nothing new."""
+        """Return the immediate response to *asked*, or None without a new decision."""
         with self._changed:
             if asked.index > self._index:
                 return self._nothing()
@@ -306,7 +305,7 @@ class PortalStub:
 
 
 def _read(request: Request) -> PortalRequest | None:
-    """Return what *request* asks, None when it asks something else."""
+    """Return the parsed poll, or None if *request* is not a poll."""
     path = _PATH.fullmatch(request.path)
     try:
         index, wait_seconds = int(request.query["index"]), float(request.query["wait"])
@@ -325,17 +324,17 @@ def _read(request: Request) -> PortalRequest | None:
 
 
 class _Server(HttpServer):
-    """The same under TLS."""
+    """The server with TLS."""
 
     tls: ssl.SSLContext | None = None
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; its handshake comes with the first read, so that nobody keeps others waiting."""
+        """Accept a connection. The handshake runs at the first read, so that a slow client blocks no other."""
         connection, address = super().get_request()
         if self.tls is None:
             return connection, address
         try:
-            connection.getpeername()  # of one that is reset already wrap_socket would leave the socket open
+            connection.getpeername()  # otherwise, wrap_socket does not close a socket that was reset
             secure = self.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         except OSError:
             connection.close()
@@ -344,5 +343,5 @@ class _Server(HttpServer):
 
 
 def _toml_lines(table: Mapping[str, object]) -> list[str]:
-    # A JSON string, number or boolean is one of TOML too.
+    # A JSON string, number, or boolean is also valid TOML.
     return [f"{key} = {json.dumps(value)}" for key, value in table.items()]

@@ -1,4 +1,4 @@
-"""Debian's PostgreSQL as a server of the tests' own, on a socket of the file system; and the databases of the portal.
+"""A PostgreSQL server for the tests on a Unix socket, with Debian's programs, and databases of the portal.
 
 A test that takes the fixture `database` or `store` (tests/portal/conftest.py) runs on SQLite and on PostgreSQL.
 """
@@ -26,7 +26,7 @@ _PLACES = "/usr/lib/postgresql/*/bin"
 _UP_SECONDS = 60.0
 _OWNER = "owner"
 _TEMPLATE = "template"
-#: Nothing of a test is to outlive the machine.
+#: Test data does not need to survive a crash of the machine.
 _SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -41,7 +41,7 @@ _ACCESS = f"local all {LOCKED} scram-sha-256\nlocal all all trust\n"
 
 
 def programs() -> Path | None:
-    """Return where PostgreSQL's programs are, of the newest version that is here; None: there is none."""
+    """Return the directory of the newest installed PostgreSQL programs, or None."""
     on_path = shutil.which("initdb")
     found = [Path(on_path).parent] if on_path else []
     found += sorted(Path("/").glob(_PLACES.lstrip("/")), key=_version)
@@ -54,7 +54,7 @@ def _version(path: Path) -> int:
 
 
 class Server:
-    """A server that was made for the tests; it refuses to run as root, so that is somebody else then."""
+    """A server for the tests. PostgreSQL refuses to run as root, so root runs it as another user."""
 
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
@@ -76,7 +76,7 @@ class Server:
         template.close()
 
     def start(self) -> None:
-        """Start it, and return when it answers."""
+        """Start the server, and wait until it responds."""
         options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -91,29 +91,29 @@ class Server:
             [self._binaries / "pg_isready", "-q", "-h", self.directory], check=False, timeout=30
         ).returncode:
             assert self._process.poll() is None, (self.directory / "log").read_text(encoding="utf-8")
-            assert time.monotonic() < until, "PostgreSQL did not come up"
+            assert time.monotonic() < until, "PostgreSQL did not start"
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it as a machine that goes does: every connection is cut."""
+        """Stop the server like a failing machine, and close every connection."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(30)
 
     def close(self) -> None:
-        """End it, and leave nothing."""
+        """Stop the server, and remove its files."""
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def url(self, name: str, role: str = _OWNER) -> str:
-        """Return the address of the database *name*."""
+        """Return the URL of the database *name*."""
         return f"postgresql:///{name}?host={quote(str(self.directory), safe='')}&user={role}"
 
     @contextmanager
     def database(self, *, is_empty: bool = False) -> Iterator[Database]:
-        """Make a database, as a first start of the portal does, or *is_empty*, and take it away again."""
+        """Create a database, migrated unless *is_empty*, and drop it at the end."""
         name = f"portal{next(self._numbers)}"
         self._make(name, template="template0" if is_empty else _TEMPLATE)
-        if not is_empty:  # another history than the template's
+        if not is_empty:  # an epoch that differs from the template's
             self.sql(name, "UPDATE properties SET value = gen_random_uuid() WHERE name = 'epoch'")
         database = Database({"url": self.url(name)}, name)
         try:
@@ -129,14 +129,14 @@ class Server:
             return done.fetchall() if done.description else []
 
     def run(self, program: str, *words: object) -> str:
-        """Run one of PostgreSQL's programs as whoever runs the tests, and return what it prints."""
+        """Run a PostgreSQL program as the user of the tests, and return its output."""
         done = subprocess.run(
             [self._binaries / program, *map(str, words)], check=True, capture_output=True, text=True, timeout=120
         )
         return done.stdout
 
     def shell(self, command: str) -> None:
-        """Run a line that somebody was told to run."""
+        """Run a shell command from a message."""
         path = f"{self._binaries}{os.pathsep}{os.environ.get('PATH', '')}"
         subprocess.run(command, shell=True, check=True, timeout=120, env={**os.environ, "PATH": path})
 

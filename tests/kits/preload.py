@@ -10,7 +10,7 @@ import pytest
 
 
 def built(tmp_path_factory: pytest.TempPathFactory, source: str) -> Path:
-    """Return the library that *source* makes; skip the test without a compiler."""
+    """Compile *source*, and return the library. Skip the test without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("A library for LD_PRELOAD needs a C compiler.")

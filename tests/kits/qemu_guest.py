@@ -43,7 +43,7 @@ def why_not() -> str | None:
 
 
 class Guest:
-    """A guest that runs *program*, the text of a Python program, with *packages*: directories to import from."""
+    """A guest that runs the Python source *program* with the import directories *packages*."""
 
     def __init__(self, directory: Path, program: str, packages: Iterable[Path]) -> None:
         archive = directory / "initramfs"
@@ -87,19 +87,19 @@ class Guest:
         self._lines.flush()
 
     def pause_with_clocks(self, seconds: float) -> None:
-        """Pause the guest together with its clocks, as a hypervisor that saves and restores a VM."""
+        """Pause the guest and its clocks, like a hypervisor that saves and restores a VM."""
         self._ask("stop")
         time.sleep(seconds)
         self._ask("cont")
 
     def pause_without_clocks(self, seconds: float) -> None:
-        """Pause the guest while its clocks run, as a host that is busy."""
+        """Pause the guest while its clocks run, like a busy host."""
         self._process.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the guest."""
+        """Stop the guest."""
         self._process.kill()
         self._process.wait()
         for each in (self._lines, self._answers, self._serial, self._qmp):
@@ -139,7 +139,7 @@ def _shared_libraries(programs: Iterable[Path]) -> set[Path]:
     listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
     found = {Path(word) for word in listed.split() if word.startswith("/") and not word.endswith(":")}
     libc = next(path for path in found if path.name.startswith("libc.so"))
-    return {*found, libc.with_name("libgcc_s.so.1")}  # the C library loads it when a thread ends
+    return {*found, libc.with_name("libgcc_s.so.1")}  # the C library loads it at the end of a thread
 
 
 def _add(file: IO[bytes], number: int, name: str, mode: int, content: bytes) -> None:

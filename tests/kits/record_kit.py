@@ -1,4 +1,4 @@
-"""A record of an announced freeze, whole and with plain values, of which a test changes what it is about."""
+"""A complete record of an announced freeze, in which tests replace fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_BEFORE = datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc)
 
 
 def record(**fields: Any) -> TransitionRecord:
-    """Return the record, with *fields* in place of its own."""
+    """Return the record with *fields* replaced."""
     event = ScheduledEvent(
         event_id="A-1",
         event_type="Freeze",
@@ -44,5 +44,5 @@ def record(**fields: Any) -> TransitionRecord:
 
 
 def event(**fields: Any) -> ScheduledEvent:
-    """Return a bare event of a scheduled freeze, with *fields* in place of its own."""
+    """Return the event of a scheduled freeze with *fields* replaced."""
     return ScheduledEvent(**{"event_status": "Scheduled", "event_type": "Freeze", "not_before": NOT_BEFORE, **fields})

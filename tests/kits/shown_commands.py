@@ -1,7 +1,7 @@
-"""The commands of a shell block of a page: taken apart, and looked up word by word where no test can run them.
+"""Parses the commands of a shell block, and checks the words of commands that no test can run.
 
-Words of our own programs are looked up in these programs. Those of others are looked up in `commands_of_others.toml`,
-because a test has neither an Azure subscription nor a cluster, nor root.
+Commands of this project are checked against their programs. Other commands are checked against
+`commands_of_others.toml`, because tests have no Azure subscription, no cluster, and no root.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ else:
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "scheduled-events-bridge"
-#: Program -> why it is looked up, and its commands with all their options.
+#: Program -> the reason for the check by words, and its commands with all options.
 OTHERS: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "commands_of_others.toml").read_text(encoding="utf-8")
 )
-#: Marks of blocks that no test runs: what they need, and no test has. Their words are looked up.
+#: Marks of blocks that no test can run. The tests check their words.
 NEEDED = {
     "needs: an Azure VM",
     "needs: an Azure subscription",
@@ -42,7 +42,7 @@ NEEDED = {
     "needs: the right to push a tag",
     "needs: minutes and a package index; the README's line",
     "needs: minutes; .ci/run does the same",
-    "artifact: build",  # minutes and a package index; .ci/run makes the archives by the same programs
+    "artifact: build",  # takes minutes and a package index; .ci/run builds the archives with the same programs
     "release: rehearse",  # minutes; it is a step of .ci/run itself
 }
 #: Words of the shell before a program, or without a program.
@@ -53,7 +53,7 @@ _FUNCTION = re.compile(r"^(?P<name>\w+)\(\) \{(?: (?P<body>.+) \"\$@\"; \})?", r
 
 
 def simple_commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command in *script*; a comment, a pipe or an operator ends one."""
+    """Return the words of each simple command in *script*. A comment, a pipe, or an operator ends a command."""
     found: list[list[str]] = []
     for line in script.replace("\\\n", " ").splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
@@ -77,7 +77,7 @@ def simple_commands(script: str) -> list[list[str]]:
 
 
 def called(script: str) -> Iterator[list[str]]:
-    """Yield the commands of *script* that are programs: without sudo, assignments and the functions it defines."""
+    """Yield the programs that *script* runs, without sudo, assignments, and functions of the script."""
     bodies = {each["name"]: each["body"] for each in _FUNCTION.finditer(script)}
     for command in simple_commands(script):
         words = list(command)
@@ -86,12 +86,12 @@ def called(script: str) -> Iterator[list[str]]:
         if words and words[0] in bodies:
             body = bodies[words[0]]
             words = [*shlex.split(body), *words[1:]] if body and words[1:] else []
-        if words and words[-1] != "$@":  # the body itself; its calls are looked up
+        if words and words[-1] != "$@":  # the calls in the function body are checked
             yield words
 
 
 def check_ours(words: list[str]) -> None:
-    """Raise click.UsageError when our program does not know these *words*, or not together."""
+    """Raise click.UsageError if the program rejects these *words* or their combination."""
     command: click.Command | None = commands
     context = click.Context(commands, info_name=PROGRAM)
     while isinstance(command, click.Group):
@@ -114,7 +114,7 @@ def check_ours(words: list[str]) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Raise click.UsageError when what *words* call, ours or another's, does not exist or does not take them."""
+    """Raise click.UsageError if the program of *words* does not exist or does not accept them."""
     program = Path(words[0]).name
     if "--" in words:  # kubectl exec, runuser: another command follows
         at = words.index("--")
@@ -166,7 +166,9 @@ def _text_of(script: str) -> str:
 
 def _check_other(program: str, words: list[str]) -> None:
     if program not in OTHERS:
-        raise click.UsageError(f"What does {program} take? Record it in commands_of_others.toml, and why it is not run")
+        raise click.UsageError(
+            f"{program} is unknown. Add it to commands_of_others.toml, with the reason why no test runs it"
+        )
     known = OTHERS[program]["commands"]
     while words and words[0] in OTHERS[program].get("first", []):
         words = words[2:]

@@ -1,4 +1,4 @@
-"""Somebody with a key, who signs decisions."""
+"""A signer of decisions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bridge.events.event import ScheduledEvent
 
 
 class Signer:
-    """Ada, with a key called *kid* in *directory*."""
+    """The signer Ada with the key *kid* in *directory*."""
 
     def __init__(self, directory: Path, kid: str = "ops") -> None:
         self.kid = kid
         self.pair = generate_key(directory / f"{kid}.key")
 
     def table(self) -> dict[str, str]:
-        """Return the table by which a portal, or a VM, trusts the key."""
+        """Return the table with which a portal or a VM trusts the key."""
         return {"kid": self.kid, "approver": "ada", "public_key_file": str(self.pair.public_key_file)}
 
     def sign(
@@ -35,7 +35,7 @@ class Signer:
         reason: str | None = None,
         jti: str | None = None,
     ) -> str:
-        """Return a decision for the VM *vm_id*, by default that of the records' VM 0, on *event*, by default theirs."""
+        """Return a decision for the VM *vm_id* on *event*, by default VM 0 and the event of `fleet_records`."""
         about = event or fleet_record(0).event
         assert about is not None
         return sign_decision(

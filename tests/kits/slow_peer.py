@@ -77,7 +77,7 @@ def silent(_peer: SlowPeer, connection: socket.socket, _: int) -> None:
 
 
 def _drip(peer: SlowPeer, connection: socket.socket, head: bytes, piece: bytes) -> None:
-    """Send *head*, and then *piece* again and again until the peer stops."""
+    """Send *head*, and then *piece* repeatedly until the peer stops."""
     peer.read_request(connection)
     connection.sendall(head)
     while not peer.stop.wait(0.05):

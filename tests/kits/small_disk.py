@@ -44,7 +44,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, mib: float) -> Iterator[SmallDisk]:
-    """Mount a disk of *mib* MiB at *path*; skip the test where it cannot be mounted."""
+    """Mount a disk of *mib* MiB at *path*, or skip the test if that is not possible."""
     disk = SmallDisk(path, mib)
     if not disk.is_mounted:
         pytest.skip("A small disk can only be mounted by root.")

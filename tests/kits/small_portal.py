@@ -1,6 +1,6 @@
-"""A correct ops portal in a hundred lines, written from PROTOCOL.md, and what a wrong one would do instead.
+"""A small, correct ops portal, written from PROTOCOL.md.
 
-`SmallPortal` meets every sentence. A subclass that overrides one method breaks one.
+`SmallPortal` meets every requirement. Subclasses that override one method break one requirement.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """What is answered."""
+    """A response."""
 
     status: int
     body: bytes | Iterable[bytes] = b""
-    """Several go out one after the other, without a Content-Length."""
+    """Several parts are sent one after the other, without a Content-Length."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def attested(vm_id: str, nonce: str) -> str:
-    """Return a document of this kit's Azure, in which everything stands in plain text: what it says, and a digest."""
+    """Return a simulated attested document with plain content and a digest."""
     content = json.dumps({"nonce": nonce, "vmId": vm_id}).encode()
     return base64.b64encode(content + hashlib.sha256(content).digest()).decode()
 
 
 class SmallPortal:
-    """Answers for the VM *vm_id*, which shows *token*; *signer* signs what is decided. *tls*: https by it."""
+    """Serves the VM *vm_id*, which sends *token*. *signer* signs decisions. With *tls*, the portal uses HTTPS."""
 
     def __init__(self, signer: Signer, *, vm_id: str, token: str, tls: ssl.SSLContext | None = None) -> None:
         self.signer, self.vm_id, self.token = signer, vm_id, token
@@ -61,7 +61,7 @@ class SmallPortal:
         self.records: list[Mapping[str, Any]] = []
         self.challenges: set[str] = set()
         self.documents: list[str] = []
-        """The attested documents that it gave its token for."""
+        """The attested documents that received a token."""
         self._server = _Server(self)
         self._scheme = "http" if tls is None else "https"
         if tls is not None:
@@ -71,16 +71,16 @@ class SmallPortal:
 
     @property
     def url(self) -> str:
-        """Return what `approval.remote.url` is to be."""
+        """Return the value for `approval.remote.url`."""
         return f"{self._scheme}://127.0.0.1:{self._server.server_port}/api/v1"
 
     @property
     def records_url(self) -> str:
-        """Return where it takes records."""
+        """Return the URL for records."""
         return f"{self.url}/records"
 
     def close(self) -> None:
-        """End it; requests that are held get their answer now."""
+        """Stop the portal, and complete held requests."""
         self._server.is_stopped = True
         with self.changed:
             self.changed.notify_all()
@@ -88,10 +88,10 @@ class SmallPortal:
         self._server.server_close()
         self._thread.join()
 
-    # What it decides.
+    # Decisions.
 
     def decide(self, verdict: str, record: Mapping[str, Any]) -> None:
-        """Sign a decision on the event of *record*, and give it to the VM."""
+        """Sign a decision on the event of *record*, and add it for the VM."""
         self.put(self.signed(verdict, record))
 
     def signed(self, verdict: str, record: Mapping[str, Any]) -> str:
@@ -99,16 +99,16 @@ class SmallPortal:
         return self.signer.decide(record, verdict)
 
     def put(self, token: str) -> None:
-        """Have *token* ready."""
+        """Add *token* to the decisions."""
         with self.changed:
             self.newest += 1
             self.decisions.append((self.newest, token))
             self.changed.notify_all()
 
-    # What it answers.
+    # Responses.
 
     def polled(self, asked: Asked) -> Said | None:
-        """Return the answer to a request for decisions; None closes the connection without any."""
+        """Return the response to a poll. None closes the connection without a response."""
         refused = self.refused(asked)
         if refused is not None:
             return refused
@@ -116,13 +116,13 @@ class SmallPortal:
         return Said(200, self.body(value), self.headers())
 
     def refused(self, asked: Asked) -> Said | None:
-        """Return why *asked* gets nothing."""
+        """Return the reason to reject *asked*."""
         if asked.token != f"Bearer {self.token}":
             return Said(401)
         return None if asked.vm_id == self.vm_id else Said(403)
 
     def value(self, asked: Asked) -> dict[str, Any]:
-        """Return what there is after the index, when it is time."""
+        """Wait, and return the decisions after the index."""
         deadline = time.monotonic() + asked.wait_seconds
         with self.changed:
             while not self.is_due(asked) and (left := deadline - time.monotonic()) > 0 and not self._server.is_stopped:
@@ -131,33 +131,33 @@ class SmallPortal:
             return {"index": self.newest, "decisions": tokens, "epoch": self.epoch}
 
     def is_due(self, asked: Asked) -> bool:
-        """Return whether *asked* is answered before its wait is over."""
+        """Return whether *asked* completes before its wait ends."""
         return not asked.index or asked.index > self.newest or bool(self.after(asked.index))
 
     def after(self, index: int) -> list[str]:
-        """Return the decisions that came after *index*."""
+        """Return the decisions after *index*."""
         return [token for at, token in self.decisions if at > index]
 
     def body(self, value: dict[str, Any]) -> bytes:
-        """Return *value* as it goes out."""
+        """Return the encoded body of *value*."""
         return json.dumps(value).encode()
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of an answer."""
+        """Return the headers of a response."""
         return {"Content-Type": "application/json"}
 
     def challenged(self) -> Said:
-        """Give a challenge."""
+        """Return a challenge."""
         nonce = self.nonce()
         self.challenges.add(nonce)
         return Said(200, json.dumps({"nonce": nonce}).encode())
 
     def nonce(self) -> str:
-        """Return another each time."""
+        """Return a new nonce for each call."""
         return uuid.uuid4().hex
 
     def attested(self, document: str) -> Said:
-        """Give the token for *document*, or say why not."""
+        """Return the token for *document*, or the reason for its rejection."""
         reason = self.why_not(document)
         if reason is not None:
             return self.refusal(reason)
@@ -165,16 +165,16 @@ class SmallPortal:
         return Said(200, self.given())
 
     def given(self) -> bytes:
-        """Return the token as it goes out."""
+        """Return the encoded token response."""
         return json.dumps({"token": self.token, "expires_in": 3600}).encode()
 
     def refusal(self, reason: str) -> Said:
-        """Return the answer to a document that is refused for *reason*."""
+        """Return the response to a document that is rejected because of *reason*."""
         status = {"too_large": 413, "malformed": 400, "old_nonce": 409, "replayed": 409}.get(reason, 403)
         return Said(status, json.dumps({"error": "It is refused.", "reason": reason}).encode())
 
     def why_not(self, document: str) -> str | None:
-        """Return why *document* gets no token."""
+        """Return the reason to reject *document*."""
         if len(document) > 32 * 1024:
             return "too_large"
         content, digest = base64.b64decode(document)[:-32], base64.b64decode(document)[-32:]
@@ -187,15 +187,15 @@ class SmallPortal:
         return "replayed" if self.was_taken(document) else None
 
     def is_signed(self, content: bytes, digest: bytes) -> bool:
-        """Return whether *content* is as this kit's Azure has said it."""
+        """Return whether *content* matches its digest."""
         return hashlib.sha256(content).digest() == digest
 
     def was_taken(self, document: str) -> bool:
-        """Return whether *document* got a token before."""
+        """Return whether *document* received a token before."""
         return document in self.documents
 
     def posted(self, record: Mapping[str, Any]) -> int:
-        """Take *record*, and return the status."""
+        """Accept *record*, and return the status."""
         self.records.append(record)
         return 204
 
@@ -209,7 +209,7 @@ class _Server(ThreadingHTTPServer):
         self.is_stopped = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what went wrong here, and nothing of who asks: he may hang up."""
+        """Log only errors of the server, because clients might disconnect."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -219,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer one long poll."""
+        """Respond to one long poll."""
         parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
         *_, vms, vm_id, decisions = parts.path.split("/")
         if (vms, decisions) != ("vms", "decisions"):
@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(self.server.portal.polled(Asked(vm_id, index, wait, token, dict(self.headers))))
 
     def do_POST(self) -> None:
-        """Take one record."""
+        """Accept one record."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path.endswith("/agents/challenge"):
             self._say(self.server.portal.challenged())
@@ -261,4 +261,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(part)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

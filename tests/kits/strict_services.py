@@ -1,7 +1,7 @@
-"""What each service that a recipe posts to would have against a request: the rules of its published API, no more.
+"""Validates requests of the recipes against the published API rules of each service.
 
-A rule is a function from a request to the words of what is wrong with it; no words: the service takes it. Sources:
-Slack "Incoming webhooks", its limits of blocks, and its escapes of mrkdwn; Microsoft "Post to a channel when a webhook
+A rule is a function that returns the problems of a request, or nothing for an accepted request. Sources: Slack
+"Incoming webhooks", its limits of blocks, and its escapes of mrkdwn; Microsoft "Post to a channel when a webhook
 request is received" and the Adaptive Cards 1.4 schema; Opsgenie "Alert API" (create, close); ServiceNow "Event
 Management, web service API"; Splunk "HTTP Event Collector, format events"; CloudEvents 1.0 and its HTTP binding,
 Standard Webhooks 1.0; Alertmanager's OpenAPI of /api/v2/alerts; PagerDuty "Events API v2" (alert and change events);
@@ -28,7 +28,7 @@ _LOGS_BICEP = Path(__file__).parents[2] / "deploy/azure/logs.bicep"
 _MOST_SLACK_CHARACTERS = 40_000
 _MOST_BLOCK_CHARACTERS = 3_000
 _LINK = re.compile(r"<https://[^<>|\s]+\|[^<>|]+>")
-#: A bare < begins a link or a mention (<!channel>), which no description of a stranger may be.
+#: A bare < starts a link or a mention (<!channel>), which untrusted text must not contain.
 _BARE = re.compile(r"[<>]|&(?!(amp|lt|gt);)")
 _MOST_TEAMS_BYTES = 28 * 1024
 _OPSGENIE_FIELDS = {
@@ -56,7 +56,7 @@ def _words(**is_wrong: bool) -> str:
 
 
 def slack(request: Request) -> str:
-    """Return what an incoming webhook of Slack would say."""
+    """Return the problems for an incoming webhook of Slack."""
     body = _json_of(request)
     if not isinstance(body, dict):
         return "invalid_payload"
@@ -78,7 +78,7 @@ def slack(request: Request) -> str:
 
 
 def teams(request: Request) -> str:
-    """Return what the Workflows webhook of Teams, and a client that shows the card, would say."""
+    """Return the problems for the Workflows webhook of Teams, and for a client that shows the card."""
     body = _json_of(request)
     if not isinstance(body, dict) or body.get("type") != "message":
         return "TriggerInputSchemaMismatch"
@@ -102,7 +102,7 @@ def teams(request: Request) -> str:
 
 
 def opsgenie(request: Request) -> str:
-    """Return what the Alert API of Opsgenie would say to the creation or the closing of an alert."""
+    """Return the problems for the Alert API of Opsgenie (create or close)."""
     body = _json_of(request)
     if not request.headers.get("authorization", "").startswith("GenieKey "):
         return "401"
@@ -125,7 +125,7 @@ def opsgenie(request: Request) -> str:
 
 
 def servicenow(request: Request) -> str:
-    """Return what the event collector of ServiceNow would say."""
+    """Return the problems for the event collector of ServiceNow."""
     body = _json_of(request)
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme != "Basic" or b":" not in base64.b64decode(credentials, validate=True):
@@ -152,7 +152,7 @@ def _is_object(text: str) -> bool:
 
 
 def splunk(request: Request) -> str:
-    """Return what the HTTP Event Collector of Splunk would say."""
+    """Return the problems for the HTTP Event Collector of Splunk."""
     if not re.fullmatch(r"Splunk [0-9a-f-]{36}", request.headers.get("authorization", "")):
         return "code 3: invalid authorization"
     body = _json_of(request)
@@ -169,7 +169,7 @@ def splunk(request: Request) -> str:
 
 
 def cloud_events(request: Request) -> str:
-    """Return what an endpoint of one's own would say that knows CloudEvents and Standard Webhooks."""
+    """Return the problems for a custom endpoint with CloudEvents and Standard Webhooks."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/cloudevents+json":
         return "no CloudEvent in structured mode"
     event = json.loads(request.body)
@@ -185,7 +185,7 @@ def cloud_events(request: Request) -> str:
 
 
 def alertmanager(request: Request) -> str:
-    """Return what Alertmanager would say to the alerts that it is given."""
+    """Return the problems for Alertmanager."""
     alerts = _json_of(request)
     if not isinstance(alerts, list) or not alerts:
         return "no alerts"
@@ -203,7 +203,7 @@ def alertmanager(request: Request) -> str:
 
 
 def pagerduty(request: Request) -> str:
-    """Return what PagerDuty would say to an alert event or to a change event."""
+    """Return the problems for PagerDuty (alert event or change event)."""
     body = _json_of(request)
     if not isinstance(body, dict) or request.path not in ("/v2/enqueue", "/v2/change/enqueue"):
         return "invalid event"
@@ -222,7 +222,7 @@ def pagerduty(request: Request) -> str:
 
 
 def otlp(request: Request) -> str:
-    """Return what a receiver of OTLP over HTTP would say."""
+    """Return the problems for a receiver of OTLP over HTTP."""
     try:
         logs = ExportLogsServiceRequest.FromString(request.body)
     except DecodeError:
@@ -240,7 +240,7 @@ def otlp(request: Request) -> str:
 
 
 def log_analytics(request: Request) -> str:
-    """Return what the data collection rule of logs.bicep would say to a request of a managed identity."""
+    """Return the problems for the data collection rule of logs.bicep, with a managed identity."""
     bicep = _LOGS_BICEP.read_text(encoding="utf-8")
     stream = re.findall(r"^var stream = '(.+)'$", bicep, re.MULTILINE)[0]
     columns = set(re.findall(r"name: '(\w+)'\n +type: 'string'", bicep))
@@ -259,7 +259,7 @@ def log_analytics(request: Request) -> str:
 
 
 def event_hub(request: Request) -> str:
-    """Return what the event hub of the recipe would say to a request of a managed identity."""
+    """Return the problems for the event hub of the recipe, with a managed identity."""
     claims = _claims_of(request)
     broker = json.loads(request.headers.get("brokerproperties", "{}"))
     return _words(
@@ -284,7 +284,7 @@ def _is_time(text: Any) -> bool:
         return False
 
 
-#: Service -> what it refuses, what it answers to what it takes, and its path where the recipe keeps it in a file.
+#: Service -> its rule, its response to accepted requests, and its path if the recipe keeps the URL in a file.
 SERVICES: dict[str, tuple[Callable[[Request], str], int, str]] = {
     "webhook:slack": (slack, 200, "/services/T0/B0/x1"),
     "webhook:teams": (teams, 202, "/workflows/1"),

@@ -1,4 +1,4 @@
-"""The settings of a systemd unit file, as they stand."""
+"""Reads the settings of a systemd unit file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def settings_of(unit: Path) -> dict[str, list[str]]:
-    """Return each key of a unit with the list of its values, whatever its section."""
+    """Return the values of each key of a unit, regardless of the section."""
     found: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
         key, equals, value = line.partition("=")

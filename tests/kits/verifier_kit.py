@@ -23,7 +23,7 @@ SECRET = "one secret of forty characters, or so, or more"
 
 
 class VerifierKit:
-    """A portal's verifier with *options*, what it trusts, and an authority that it trusts."""
+    """A portal's verifier with *options*, its trusted certificates, and a trusted authority."""
 
     def __init__(self, azure: Authority, **options: Any) -> None:
         self.azure = azure
@@ -49,35 +49,35 @@ class VerifierKit:
         return is_new
 
     def content(self, **changes: Any) -> bytes:
-        """Return what the right document says, but for *changes*."""
+        """Return the content of a valid document, with *changes*."""
         return said(changes.pop("nonce", None) or self.challenges.new(), self.clock.now(), **changes)
 
     def document(
         self, *beside: x509.Certificate, names: tuple[str, ...] = (NAME,), content: bytes | None = None, **options: Any
     ) -> bytes:
-        """Return the right document, but for *options*."""
+        """Return a valid document, with *options*."""
         of_the_signer = ("valid", "serial", "usage", "key_usage", "more")
         issued = {name: options.pop(name) for name in of_the_signer if name in options}
         signer = self.azure.signer(*names, **issued)
         return self.azure.document(content or self.content(), signer, *beside, **options)
 
     def refusal(self, der: bytes | str) -> DocumentRefusal:
-        """Return why *der*, or a text, counts for no VM."""
+        """Return the reason why *der* (or a text) is rejected."""
         document = der if isinstance(der, str) else base64_of(der)
         before = len(self.used)
         with pytest.raises(DocumentRefused) as caught:
             self.verifier.vm_of(document)
-        assert len(self.used) == before, "a document that is refused leaves nothing behind"
+        assert len(self.used) == before, "a rejected document stores nothing"
         assert VM_ID not in str(caught.value)
         return caught.value.reason
 
     def accepts(self, der: bytes) -> bool:
-        """Return whether *der* counts for the VM of the tests."""
+        """Return whether *der* is accepted for the VM of the tests."""
         return tuple(self.verifier.vm_of(base64_of(der))) == (VM_ID, SUBSCRIPTION_ID)
 
 
 def with_bag(der: bytes, *certificates: x509.Certificate) -> bytes:
-    """Return the document *der* with *certificates* in it, and no others."""
+    """Return the document *der* with exactly *certificates*."""
     outer = cms.ContentInfo.load(der)
     ders = [each.public_bytes(Encoding.DER) for each in certificates]
     found = [cms.CertificateChoices(name="certificate", value=cms.Certificate.load(each)) for each in ders]

@@ -16,7 +16,7 @@ from small_portal import Asked, Said, SmallPortal
 from bridge.testing.portal_check.requirements import Requirement
 
 LATE_SECONDS = 1.0
-"""The tests allow an answer to be this late."""
+"""The tests allow this delay of a response."""
 
 
 def announced(vm_id: str) -> Mapping[str, Any]:
@@ -266,7 +266,7 @@ class RefusalWithoutItsWord(SmallPortal):
 
 
 class TakesRecordsOfAnybody(SmallPortal):
-    """Has no word for whose a record is."""
+    """Does not check the VM of a record."""
 
 
 #: Each portal and the requirement that the portal breaks.

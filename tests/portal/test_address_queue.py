@@ -59,7 +59,7 @@ def test_one_block_waits_while_another_runs_and_blocks_take_turns():
     asyncio.run(main())
 
 
-def test_canceled_work_gives_its_turn_back():
+def test_canceled_work_releases_its_turn():
     async def main():
         work = Work(running=1)
         first, _ = await work.begin("10.0.0.1")

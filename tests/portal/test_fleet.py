@@ -135,7 +135,7 @@ def test_event_missing_from_the_newest_active_event_ids_has_ended_for_the_vm(sto
     assert states(store, announced, other) == {"A": State.ENDED, "B": State.SCHEDULED}
 
 
-def test_new_stream_and_unknown_list_end_no_event(store):
+def test_new_stream_or_unknown_list_ends_no_event(store):
     announced = fleet_record(0, active=("A",))
     restarted = fleet_record(0, stream=1, event_id="B")
     assert states(store, announced, restarted) == {"A": State.SCHEDULED, "B": State.SCHEDULED}

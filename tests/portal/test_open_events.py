@@ -43,7 +43,7 @@ def wave(store):
     return store
 
 
-def test_five_events_of_one_type_region_and_hour_share_a_line_at_the_first_of_them(wave):
+def test_five_events_of_one_type_region_and_hour_share_a_line(wave):
     page, found = lines(wave)
     assert found == [("E-5", None), ("E-6", None), ("E-0", 5), ("E-8", None), ("E-7", None)]
     assert (page.total, page.events) == (5, 9)
@@ -81,14 +81,14 @@ def test_hostile_vm_neither_creates_nor_changes_a_wave(wave):
     assert lines(wave)[1] == before
 
 
-def test_nul_in_type_and_region_still_gives_a_wave(store):
+def test_nul_in_type_and_region_does_not_prevent_a_wave(store):
     add(store, *(announced(vm, region="we\0st", event_type="Fr\0eeze") for vm in range(5)), at=AT)
     [line] = lines(store)[0].lines
     assert line.wave.events == 5
     assert lines(store, EventFilter(wave=line.wave.key))[0].total == 5
 
 
-def test_pages_of_lines_have_each_line_once(wave):
+def test_pagination_returns_each_line_once(wave):
     found, cursor, first = [], None, []
     while cursor is not None or not found:
         page, part = lines(wave, limit=2, cursor=cursor)

@@ -1,7 +1,7 @@
-"""Checks what a client puts to ``$cbs``: a shared access signature, or a JWT of Microsoft Entra ID.
+"""Checks the tokens that clients put to `$cbs`: shared access signatures, and JWTs of Microsoft Entra ID.
 
-A signature is checked whole (HMAC, expiry, resource). Of a JWT only shape, audience and expiry: whom to trust for its
-signature is the business of Entra ID, and the simulator's tokens have none worth checking.
+The emulator checks a shared access signature completely (HMAC, expiry, resource). Of a JWT, it checks only the form,
+the audience, and the expiry, because the tokens of the simulator have no valid signature.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AUDIENCE = "https://eventhubs.azure.net"
 
 
 def refusal(token: str, token_type: str, audience: str, *, hub: str, key_name: str, key: str) -> str:
-    """Return why *token* gives no access to *hub*; empty when it does."""
+    """Return the reason why *token* grants no access to *hub*, or an empty string."""
     if urlsplit(audience).path.strip("/").split("/")[0] != hub:
         return f"the token is put for {audience!r}, not for {hub!r}"
     if token_type == SAS_TYPE:
@@ -30,7 +30,7 @@ def refusal(token: str, token_type: str, audience: str, *, hub: str, key_name: s
 
 
 def sas_refusal(token: str, audience: str, *, key_name: str, key: str) -> str:
-    """Return what is wrong with a shared access signature; empty when nothing is."""
+    """Return the problem of a shared access signature, or an empty string."""
     scheme, _, rest = token.partition(" ")
     fields = {name: values[0] for name, values in parse_qs(rest).items()}
     if scheme != "SharedAccessSignature" or not {"sr", "sig", "se", "skn"} <= fields.keys():
@@ -45,7 +45,7 @@ def sas_refusal(token: str, audience: str, *, key_name: str, key: str) -> str:
 
 
 def jwt_refusal(token: str) -> str:
-    """Return what is wrong with a JWT; empty when nothing is."""
+    """Return the problem of a JWT, or an empty string."""
     parts = token.split(".")
     if len(parts) != 3:
         return "no JWT"

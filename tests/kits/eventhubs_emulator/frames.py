@@ -1,7 +1,7 @@
-"""Pads AMQP frames: every performative with all of its fields, as Event Hubs itself sends them.
+"""Pads AMQP frames so that every performative has all fields, as Event Hubs sends them.
 
-A list may leave out trailing nulls (AMQP 1.0 part 1, section 1.4), and proton does. The Python SDK reads fields by
-their position and fails with "list index out of range" on such a frame, so what proton writes is rewritten here.
+A list can omit trailing nulls (AMQP 1.0 part 1, section 1.4), and proton omits them. The Python SDK reads fields by
+position and fails with "list index out of range" on such frames, so this module rewrites the output of proton.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 _NULL = b"\x40"
 _HEADER_BYTES = 8
 _AMQP_FRAME = 0
-#: How many fields each performative has (AMQP 1.0 part 2, section 2.7), by descriptor.
+#: The number of fields of each performative (AMQP 1.0 part 2, section 2.7), by descriptor.
 _FIELD_COUNTS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 
 
 class Padder:
-    """Rewrites a stream of bytes that may be cut anywhere."""
+    """Rewrites a byte stream that can be split anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, written: bytes) -> bytes:
-        """Return the whole frames of *written* and of what was left before, padded."""
+        """Return the complete frames of the buffer and *written*, padded."""
         self._rest += written
         return b"".join(self._frames())
 
@@ -43,7 +43,7 @@ class Padder:
 
 
 def _padded(frame: bytes) -> bytes:
-    """Return *frame* with a list32 of all fields; SASL frames and empty ones as they are."""
+    """Return *frame* with a list32 of all fields. SASL frames and empty frames are unchanged."""
     offset = frame[4] * 4
     if frame[5] != _AMQP_FRAME or len(frame) == offset:
         return frame
@@ -57,7 +57,7 @@ def _padded(frame: bytes) -> bytes:
 
 
 def _fields(rest: bytes, code: int) -> tuple[bytes, int, bytes]:
-    """Return the encoded fields of a list, how many they are, and what follows the list."""
+    """Return the encoded fields of a list, their number, and the rest after the list."""
     if code == 0x45:
         return b"", 0, rest
     if code == 0xC0:

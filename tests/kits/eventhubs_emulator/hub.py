@@ -1,4 +1,4 @@
-"""What an event hub keeps: partitions of events in order, and the faults that a test has asked for."""
+"""The state of an event hub: ordered partitions of events, and the configured faults."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 proton: Any = importlib.import_module("proton")
 
 _DATA_SECTION = 0x75
-#: How a section of a message begins: described, by a small ulong from 0x70 (header) to 0x78 (footer).
+#: The start of a message section: a described type with a small ulong from 0x70 (header) to 0x78 (footer).
 _SECTION = re.compile(rb"\x00\x53[\x70-\x78]")
 _KEY = "x-opt-partition-key"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One event in its partition, as consumers get it."""
+    """One event in its partition, as sent to consumers."""
 
     partition: int
     sequence_number: int
@@ -34,7 +34,7 @@ class Stored:
     encoded: bytes
 
     def shown(self) -> dict[str, Any]:
-        """Return the event as the control port shows it."""
+        """Return the event in the format of the control port."""
         return {
             "partition": self.partition,
             "sequence_number": self.sequence_number,
@@ -47,22 +47,22 @@ class Stored:
 
 @dataclass
 class Settings:
-    """What a test may set; every field is also a key of the control port's /settings."""
+    """The settings of a test. Every field is also a key of /settings on the control port."""
 
     max_message_size: int = 1_048_576
     silent_at: str = ""
-    """Stop answering a connection at: accept, open, cbs, attach. Empty: never."""
+    """The step at which connections stop responding: accept, open, cbs, attach. Empty: never."""
     is_reading: bool = True
-    """False: nothing is read from any socket until it is true again."""
+    """While this is false, no socket is read."""
     token_status: int = 0
-    """The answer to every put-token; 0: what the token deserves."""
+    """The response to every put-token, or 0 for the result of the check."""
     standing_fault: dict[str, Any] = field(default_factory=dict)
-    """What becomes of every transfer that meets no other fault; empty: it is accepted."""
+    """The outcome of every transfer without another fault. Empty: accepted."""
 
 
 @dataclass
 class Hub:
-    """One event hub with its settings, counters and the faults still to come."""
+    """One event hub with its settings, counters, and pending faults."""
 
     name: str
     partition_count: int
@@ -81,16 +81,16 @@ class Hub:
         self.may_read.set()
 
     def next_fault(self) -> dict[str, Any]:
-        """Return what is to become of the transfer at hand; empty: it is stored and accepted."""
+        """Return the outcome of the current transfer. Empty: stored and accepted."""
         return self.faults.popleft() if self.faults else self.settings.standing_fault
 
     def note(self, encoded: bytes) -> None:
-        """Remember which CloudEvents a transfer carries, whatever becomes of it."""
+        """Record the CloudEvents of a transfer, regardless of its outcome."""
         self.transfers += 1
         self.writes.append([_cloud_event_id(message) for message in _messages(encoded)[1]])
 
     def store(self, encoded: bytes, partition: int | None) -> None:
-        """Store a message, or each one of a batch, in the partition of its key."""
+        """Store a message, or each message of a batch, in the partition of its key."""
         envelope, inner = _messages(encoded)
         key = _text((envelope.annotations or {}).get(_KEY))
         index = self._partition_of(key) if partition is None else partition
@@ -131,10 +131,10 @@ class Hub:
 
 
 def _messages(encoded: bytes) -> tuple[Any, list[bytes]]:
-    """Return a message's envelope and the messages that it holds: itself, unless it is a batch.
+    """Return the envelope of a message and its inner messages, or the message itself if it is not a batch.
 
-    A batch (message format 0x80013700) is a message whose data sections are messages. proton does not hand on the
-    format, so a batch is known by what its first data section begins with.
+    A batch (message format 0x80013700) is a message whose data sections are messages. proton does not expose the
+    format, so the start of the first data section identifies a batch.
     """
     envelope, inner = _opened(encoded)
     return envelope, inner if inner and _SECTION.match(inner[0]) else [encoded]
@@ -150,7 +150,7 @@ def _cloud_event_id(encoded: bytes) -> str:
 
 
 def _opened(encoded: bytes) -> tuple[Any, list[bytes]]:
-    """Return what stands before a message's data sections, as a message, and the data in them."""
+    """Return the part of a message before its data sections, as a message, and the data."""
     inner, envelope_sections, rest = [], b"", encoded
     while rest:
         data = proton.Data()

@@ -1,8 +1,8 @@
-"""One connection of the emulator: AMQP 1.0 by proton's engine, the Event Hubs protocol by hand.
+"""One connection of the emulator: AMQP 1.0 with proton's engine, and the Event Hubs protocol on top.
 
-The protocol is that of Microsoft's page "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide": SASL
-ANONYMOUS, a token put to ``$cbs`` before anything else, ``$management`` for the hub's and the partitions' properties,
-senders to the hub or a partition, receivers on a partition of a consumer group.
+The protocol follows Microsoft's page "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide": SASL ANONYMOUS, a
+token put to `$cbs` first, `$management` for the properties of the hub and the partitions, senders to the hub or a
+partition, and receivers on a partition of a consumer group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Peer:
         self._transport.bind(self._connection)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read, answer, and leave when the client or a fault ends it."""
+        """Serve the connection until the client or a fault ends it."""
         self._writer = writer
         self._is_silent = self._hub.settings.silent_at == "accept"
         try:
@@ -70,7 +70,7 @@ class Peer:
                 await writer.wait_closed()
 
     def drop(self) -> None:
-        """Reset the connection: nothing that is still to be written goes out."""
+        """Reset the connection, and discard pending output."""
         self._is_silent = True
         raw = self._writer.get_extra_info("socket")
         if raw is not None:
@@ -78,7 +78,7 @@ class Peer:
         self._writer.transport.abort()
 
     def send_new(self) -> None:
-        """Send what the hub got since to the consumers on this connection."""
+        """Send new events of the hub to the consumers on this connection."""
         for name in list(self._positions):
             self._send_events(name)
         self._flush()
@@ -108,7 +108,7 @@ class Peer:
             if not self._is_silent and not self._writer.is_closing():
                 self._writer.write(padded)
 
-    # What the engine tells.
+    # Engine events.
 
     def _on_connection_remote_open(self, event: Any) -> None:
         if self._silent_at("open"):
@@ -225,7 +225,7 @@ class Peer:
         }
         return 200, "OK", body | {"last_enqueued_time_utc": now}
 
-    # Events in, events out.
+    # Transfers.
 
     def _refused(self, node: str) -> tuple[str, str] | None:
         hub = node.partition("/")[0]
@@ -293,7 +293,7 @@ class Peer:
         task.add_done_callback(self._tasks.discard)
 
     def _start(self, link: Any) -> int:
-        """Return the first sequence number that the consumer's filter lets through."""
+        """Return the first sequence number that the consumer's filter matches."""
         found = re.search(r"x-opt-(?:offset|sequence-number) (>=?) '?(-?\d+|@latest)'?", str(_filter_of(link)))
         if found is None:
             return 0

@@ -1,4 +1,4 @@
-"""Starts the emulator as a process, and speaks to its control port: for the fixtures of tests and benches."""
+"""Starts the emulator as a process and controls it, for the fixtures of tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HUB = "scheduled-events"
 _KEY_NAME = "send"
 _KEY = "c2VjcmV0LWtleS1vZi10aGUtdGVzdHM="
 
-#: Why a test of the emulator is skipped where it cannot run.
+#: The reason to skip tests of the emulator.
 NEEDS = "the emulator needs python-qpid-proton: pip install python-qpid-proton (compiles), or Debian's package"
 
 
@@ -34,18 +34,18 @@ class Emulator:
     key: str = _KEY
 
     def state(self) -> dict[str, Any]:
-        """Return its counters, tokens and events; bodies are decoded."""
+        """Return the counters, tokens, and events, with decoded bodies."""
         state: dict[str, Any] = self._ask("GET", "/state")
         for event in state["events"]:
             event["body"] = base64.b64decode(event["body"])
         return state
 
     def faults(self, *kinds: str | dict[str, Any]) -> None:
-        """Let the coming transfers meet these faults."""
+        """Queue these faults for the next transfers."""
         self._ask("POST", "/faults", [{"kind": kind} if isinstance(kind, str) else kind for kind in kinds])
 
     def set(self, **settings: Any) -> None:
-        """Change fields of its settings."""
+        """Change fields of the settings."""
         self._ask("POST", "/settings", settings)
 
     def drop(self) -> None:
@@ -53,17 +53,17 @@ class Emulator:
         self._ask("POST", "/drop", {})
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool], within_seconds: float = 10.0) -> dict[str, Any]:
-        """Return the state once *condition* holds for it."""
+        """Wait until *condition* is true for the state, and return the state."""
         deadline = time.monotonic() + within_seconds
         waiting = threading.Event()
         while not condition(state := self.state()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"The emulator did not come to it within {within_seconds:g} s: {state}")
+                raise TimeoutError(f"The emulator did not reach the state within {within_seconds:g} s: {state}")
             waiting.wait(0.02)
         return state
 
     def connection_string(self, *, is_tls: bool = False, key: str = _KEY, entity: str = _HUB) -> str:
-        """Return a connection string for its TCP port, or for a namespace that only its TLS port serves."""
+        """Return a connection string for the TCP port, or for a namespace on the TLS port."""
         endpoint = "sb://127.0.0.1" if is_tls else f"sb://127.0.0.1:{self.ports['amqp']}"
         string = f"Endpoint={endpoint};SharedAccessKeyName={_KEY_NAME};SharedAccessKey={key};EntityPath={entity}"
         return string if is_tls else string + ";UseDevelopmentEmulator=true"
@@ -77,7 +77,7 @@ class Emulator:
 
 @contextmanager
 def started(*, cert_file: str = "", key_file: str = "") -> Iterator[Emulator]:
-    """Yield a running emulator with nothing in it; with a certificate it serves TLS too."""
+    """Yield an empty, running emulator. With a certificate, it also serves TLS."""
     argv = ["--hub", _HUB, "--key-name", _KEY_NAME, "--key", _KEY]
     argv += ["--cert", cert_file, "--cert-key", key_file] if cert_file else []
     with running("serve", *argv) as said:
@@ -86,7 +86,7 @@ def started(*, cert_file: str = "", key_file: str = "") -> Iterator[Emulator]:
 
 @contextmanager
 def running(module: str, *argv: str) -> Iterator[str]:
-    """Yield the first line that a module of this directory prints; its standard input ends it."""
+    """Run a module of this directory, and yield its first line of output. Closing its standard input stops it."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"eventhubs_emulator.{module}", *argv],
         cwd=_KITS,

@@ -1,11 +1,11 @@
-"""An AMQP 1.0 emulator of Event Hubs as a process of its own: AMQP over TCP and TLS, and a control port over HTTP.
+"""An AMQP 1.0 emulator of Event Hubs as a separate process, with AMQP over TCP and TLS and an HTTP control port.
 
     python -m eventhubs_emulator.serve --hub NAME --key-name NAME --key KEY [--cert FILE --cert-key FILE]
 
 Prints one line of JSON with its ports. The control port: GET /state; POST /faults with a list of
-``{"kind": ..., "count": 1}`` (reject, release, modify, no_ack, late, late_ack, drop_before, drop_after, detach), which
-the coming transfers meet in order; DELETE /faults; POST /settings (the fields of hub.Settings); POST /drop, which
-resets every connection. It ends when its standard input does: whoever started it is gone.
+`{"kind": ..., "count": 1}` (reject, release, modify, no_ack, late, late_ack, drop_before, drop_after, detach), which
+apply to the next transfers in order; DELETE /faults; POST /settings (the fields of hub.Settings); POST /drop, which
+resets every connection. The process ends at the end of its standard input, when its parent has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOST = "127.0.0.1"
 
 
 class Emulator:
-    """The hub, who is connected to it, and the control port."""
+    """The hub, its connections, and the control port."""
 
     def __init__(self, hub: Hub, *, key_name: str, key: str) -> None:
         self._hub = hub
@@ -43,7 +43,7 @@ class Emulator:
             self._peers.discard(peer)
 
     async def tell_consumers(self) -> None:
-        """Send new events to whoever receives, for ever."""
+        """Send new events to the receivers in an endless loop."""
         while True:
             await self._hub.changed.wait()
             self._hub.changed.clear()
@@ -51,7 +51,7 @@ class Emulator:
                 peer.send_new()
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request of the control port."""
+        """Respond to one request of the control port."""
         method, path, _ = (await reader.readline()).decode().split()
         length = 0
         while (line := await reader.readline()).strip():

@@ -1,8 +1,8 @@
-"""A TLS port that speaks websocket as Event Hubs does, and carries the bytes on to the emulator's AMQP port.
+"""A TLS port with the WebSocket protocol of Event Hubs that forwards the bytes to the AMQP port of the emulator.
 
     python -m eventhubs_emulator.websocket_front AMQP_PORT CERT_FILE KEY_FILE
 
-Prints its port, and ends when its standard input does. Needs aiohttp, as the SDK's websocket transport does.
+Prints its port, and stops at the end of its standard input. Needs aiohttp, like the WebSocket transport of the SDK.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stands in for pywin32's module of this name: an event log that does as it is told, and keeps what it took.
+"""Stands in for pywin32's module of this name: an event log with configurable failures that keeps its events.
 
-Put the folder in front of ``sys.path``. The calls are those of Windows' own pages (winbase.h), in their order.
+Insert the folder at the front of `sys.path`. The calls follow the Windows documentation (winbase.h).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pywintypes  # type: ignore[import-untyped,unused-ignore]  # the one besid
 events: list[dict[str, Any]] = []
 open_handles: set[int] = set()
 refusal: list[tuple[int, str]] = []
-"""The error that every report ends in, if there is one."""
+"""The error that every report raises, if any."""
 may_answer = threading.Event()
 may_answer.set()
 _MOST_CHARACTERS = 31_839
@@ -36,7 +36,7 @@ def DeregisterEventSource(handle: int) -> None:  # noqa: N802  # likewise
 def ReportEvent(  # noqa: N802, PLR0917  # likewise
     handle: int, kind: int, category: int, event_id: int, sid: object, strings: list[str], data: object
 ) -> None:
-    """Keep one event."""
+    """Store one event."""
     assert handle in open_handles
     may_answer.wait()
     if refusal:
