@@ -90,7 +90,7 @@ _WHOLE = {"impact"}
 
 
 def _leaves(schema, name, prefix="$.data"):
-    """Yield (path, JSON types) of every field of *name* that is no object of a shape of its own."""
+    """Yield (path, JSON types) of every field of *name*, with nested objects expanded."""
     for field, value in schema["$defs"][name]["properties"].items():
         options = [option for option in value.get("anyOf", [value]) if option.get("type") != "null"]
         reference = options[0].get("$ref", "").rpartition("/")[2]
@@ -122,7 +122,7 @@ def test_transformation_fills_the_workspace_table(kql, judged):
 
 
 def test_transformation_and_mapping_read_the_same_fields(kql):
-    """The engine and the language service accept a path that no record has; the mapping's were checked above."""
+    """The engine and the language service accept unknown paths. The test above checks the paths of the mapping."""
     read = dict(
         re.findall(
             r"^    (\w+) = (?:\w+\()?((?:record|event|vm|approval)\.[\w.]+)",

@@ -302,7 +302,7 @@ class Stage:
         return self.expected() - receiver.transitions()
 
     def _look_into_the_file(self, event_id: str) -> None:
-        """Check what a start after a kill at this moment would find."""
+        """Check the state that a start after a kill at this moment would load."""
         with tempfile.TemporaryDirectory() as copy:
             for path in self.state.glob("outbox-*.db*"):
                 if not path.name.endswith("-shm"):

@@ -65,7 +65,7 @@ class DeliveryKit:
     # Sinks.
 
     def sink(self, name: str = "s", sink_class: type[Sink] = ScriptedSink, **keys: Any) -> Box:
-        """Configure a sink; return its box, if it is a sink with a box."""
+        """Configure a sink, and return its box if it has one."""
         box = f"{name}-{uuid4()}"
         if issubclass(sink_class, ScriptedSink):
             box = keys.setdefault("box", box)

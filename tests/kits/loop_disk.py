@@ -15,7 +15,7 @@ _TOOLS = ("mkfs.ext4", "e2fsck", "mount", "umount", "findmnt", "fsfreeze")
 
 
 class LoopDisk:
-    """A file system in *image*, mounted at *path*; *thaw_seconds* after a freeze it thaws by itself."""
+    """A file system in *image*, mounted at *path*. It thaws automatically *thaw_seconds* after a freeze."""
 
     def __init__(self, path: Path, *, mib: int = 32, thaw_seconds: float = 60.0) -> None:
         self.path = path
@@ -61,9 +61,9 @@ class LoopDisk:
 
     @contextmanager
     def crash_of_the_host(self) -> Iterator[None]:
-        """Lose all pages that are not synced when the block begins; in the block, end all programs with open files."""
+        """Discard all unsynced pages at the start of the block. End all programs with open files in the block."""
         synced = self._image.with_suffix(".synced")
-        shutil.copyfile(self._image, synced)  # the file has only what the file system has written through
+        shutil.copyfile(self._image, synced)  # the file contains only the synced pages
         yield
         subprocess.run(["umount", self.path], check=True, timeout=30)
         synced.replace(self._image)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-#: No machine has the memory for such a stack, so that none is given.
+#: No machine has enough memory for this stack size, so each thread start fails.
 _STACK_BYTES = 1 << 46
 
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A VM that waits to be managed: boot.sh runs it in there. It has a metadata service, and the version before where
-# /run/results/with-version-before says so; /run/results/down ends it.
+# A VM that Ansible manages, with a metadata service. boot.sh runs this script in the VM. If
+# /run/results/with-version-before exists, the VM has the previous version. The file /run/results/down stops the VM.
 set -euxo pipefail
 
 readonly name=scheduled-events-bridge

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs the unpacked archive $2 below the directory $3, by the Python of the system $1, and changes nothing of it.
+# Installs the unpacked archive $2 below the directory $3 with the Python of the system $1, without changes to $1.
 set -euo pipefail
 if [[ ${4-} != --inside ]]; then
   exec unshare --mount --pid --fork --kill-child bash "$0" "$@" --inside

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What Ansible takes for ssh: runs the command, which is the last word, in the machine that the word before it names.
-# $MACHINES: the directory of the machines; MACHINES/NAME/pid is the process 1 of one, as this machine counts.
+# Replaces ssh for Ansible: runs the last argument as a command in the machine that the previous argument names.
+# $MACHINES is the directory of the machines. MACHINES/NAME/pid contains the PID of its process 1 on this machine.
 set -eu
 command=${*: -1}
 host=${*: -2:1}

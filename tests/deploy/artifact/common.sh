@@ -1,4 +1,4 @@
-# What both drives begin with: a fact, the questions, and a metadata service. Each fact becomes a line NAME=VALUE in
+# Common functions of the drive scripts: facts, requests, and a metadata service. Each fact becomes a line NAME=VALUE in
 # /run/results/facts.
 # shellcheck shell=bash disable=SC2034
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a rollout and a bad day do to a VM with nothing but systemd and python3, without any index: boot.sh runs it in
-# there, and the test says what each fact must be.
+# Runs a rollout and typical failures on a VM with only systemd and python3, without a package index. boot.sh runs this
+# script in the VM, and the test checks each fact.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -21,7 +21,7 @@ tar -C /run/driver/archive -xzf "${archive[0]}"
 tree=$(echo /run/driver/archive/*)
 fact python_has_no_pip "$(python3 -c 'import ensurepip' 2>/dev/null || python3 -c 'import pip' 2>/dev/null && echo no || echo yes)"
 
-# A first installation, with a secret that is there before the first start.
+# A first installation, with a secret that exists before the first start.
 cat >/run/first.toml <<X
 [[sinks]]
 type = "stdout"
@@ -45,7 +45,7 @@ fact distributions "$(distributions | tr '\n' ' ')"
 fact installed_megabytes "$(du -sm --apparent-size "$link/" | cut -f 1)"
 fact manual "$(find /usr/local/share/man -name "$name.1")"
 
-# Upgrades under load lose nothing.
+# Upgrades under load lose no records.
 start_load
 old=$(version)
 fact upgrade_exit "$(status_of "$tree/install.sh")"
@@ -54,7 +54,7 @@ fact upgrade_remembers_extras "$(cat $link/extras)"
 end_load load_went_on
 fact upgrade_lost "$(lost)"
 
-# What is refused before anything is changed.
+# Upgrades that are rejected before any change.
 refused hidden_interpreter "$tree/install.sh" --python /root/python/bin/python3
 broken "$tree"
 python3 /run/goods/ask.py --without-library requests /run/driver/broken/requirements.txt
@@ -69,7 +69,7 @@ cp /run/wrong.toml "$config"
 refused refused_configuration "$tree/install.sh"
 cp /run/right.toml "$config"
 
-# What is found only once it runs.
+# Upgrades that fail only after the start.
 broken "$tree"
 sed -i 's|^ExecStart=.*|ExecStart=/bin/false|' /run/driver/broken/$name.service
 refused does_not_start /run/driver/broken/install.sh --config /run/first.toml

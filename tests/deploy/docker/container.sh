@@ -1,5 +1,6 @@
-# What becomes of a container of the image: run by engine.sh in it, as root; the agent and its health check run as the
-# image's user, without capabilities. $COMMAND and $HEALTH_COMMAND are the image's own words. Facts go to /run/engine/facts.
+# Tests a container of the image. engine.sh runs this script in the container as root. The agent and its health check run
+# as the user of the image, without capabilities. $COMMAND and $HEALTH_COMMAND are from the image. Facts are written to
+# /run/engine/facts.
 . /run/engine/image.env
 config=/run/engine/config.toml
 export SCHEDULED_EVENTS_BRIDGE_CONFIG=$config

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Does with namespaces and overlays what a container engine does with an image, as far as the tests need it.
+# Emulates the parts of a container engine that the tests need, with namespaces and overlays.
 #
-#   engine.sh probe DIR                 say by the exit code whether this machine and user can
-#   engine.sh build LAYER BASE SCRIPT   run SCRIPT as root on this machine's files under LAYER, which takes the changes
-#   engine.sh run LAYER BASE SCRIPT     the same with a read-only root, the volume, processes of its own, and a network
-#                                       of its own: loopback, which carries the address of the metadata service
+#   engine.sh probe DIR                 exit with 0 if this machine and user can run containers
+#   engine.sh build LAYER BASE SCRIPT   run SCRIPT as root on this machine's files, with changes in LAYER
+#   engine.sh run LAYER BASE SCRIPT     the same with a read-only root, the volume, its own process namespace, and its
+#                                       own network: loopback with the address of the metadata service
 #
-# BASE, a Python's prefix, stands at /usr/local, as in the images of Docker's python. SCRIPT is read from /run/engine,
-# where it may also write. $VOLUME is the volume of the image.
+# BASE, the prefix of a Python, is mounted at /usr/local, as in Docker's Python images. SCRIPT is read from /run/engine,
+# which is also writable. $VOLUME is the volume of the image.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,6 +1,6 @@
-# What becomes of a container of the portal's image: run by engine.sh in it, as root; the portal, its health check and its
-# other commands run as the image's user, without capabilities. $COMMAND and $HEALTH_COMMAND are the image's own words,
-# the configuration is that of the Kubernetes manifests. Facts go to /run/engine/facts.
+# Tests a container of the portal's image. engine.sh runs this script in the container as root. The portal, its health
+# check, and its other commands run as the user of the image, without capabilities. $COMMAND and $HEALTH_COMMAND are from
+# the image, and the configuration is from the Kubernetes manifests. Facts are written to /run/engine/facts.
 . /run/engine/image.env
 config=/run/engine/portal.toml secrets=/run/secrets/scheduled-events-portal
 export SCHEDULED_EVENTS_PORTAL_CONFIG=$config
@@ -27,7 +27,7 @@ answer() { # the status of a request
 c = h.HTTPConnection(sys.argv[2], timeout=10); c.request(sys.argv[1], sys.argv[3]); print(c.getresponse().status)' "$@"
 }
 
-# As a Secret that is mounted has them: of root, readable for the group of the pod.
+# Like a mounted Secret: owned by root, readable for the group of the pod.
 mkdir -p "$secrets"
 (
   cd "$secrets" || exit

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a .deb and an .rpm do to a VM with nothing but systemd and python3, without any index: boot.sh runs it in there,
-# and the test says what each fact must be.
+# Installs and upgrades a .deb and an .rpm on a VM with only systemd and python3, without a package index. boot.sh runs
+# this script in the VM, and the test checks each fact.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR/../artifact source=common.sh
@@ -50,13 +50,13 @@ edited_unit() { # the .deb with the version $1 whose unit has the line $2; its i
 set -x
 start_imds
 deb=$(echo /run/goods/*.deb) rpm=$(echo /run/goods/"$name"-*.rpm)
-# An administrator's own Python comes first on PATH, where the service cannot see it.
+# A Python of the administrator is first on PATH, hidden from the service.
 hidden_python
 ln -s /root/python/bin/python3 /usr/local/bin/python3
 PATH=/usr/local/bin:$PATH
 note_every_path
 
-# A first installation: the user, the secret and the configuration are there before.
+# A first installation with an existing user, secret, and configuration.
 printf 'u %s - "Scheduled Events Bridge"\n' "$name" | systemd-sysusers -
 install -d "/etc/$name"
 printf 'a-secret\n' >/run/token
@@ -85,7 +85,7 @@ fact changed_files "$(dpkg --verify "$name" 2>&1 | tr "\n" " ")"
 fact completes "$(bash -c '. "$1"; COMP_WORDS=("$2" st) COMP_CWORD=1; _scheduled_events_bridge_completion "$2"; echo "${COMPREPLY[*]}"' \
   - "/usr/share/bash-completion/completions/$name" "$name")"
 
-# Upgrades under load lose nothing, also those that give way to the version before.
+# Upgrades under load lose no records, including upgrades that are rolled back.
 start_load
 old=$(version)
 edited 9.1
@@ -101,7 +101,7 @@ fact missing_library_state "$(state_of)"
 end_load load_went_on
 fact upgrade_lost "$(lost)"
 
-# Debian's own Python out of the service's sight; a configuration that the new version refuses, mended afterwards.
+# Debian's Python hidden from the service, and a configuration that the new version rejects and that is fixed later.
 edited 9.4
 debian_python=$(readlink /usr/bin/python3)
 ln -sfn /root/python/bin/python3 /usr/bin/python3
@@ -116,7 +116,7 @@ fact mended_switched "$(has_switched "$old")"
 fact mended_state "$(state_of)"
 fact mended_runs "$(runs)"
 
-# A destination that fails before an upgrade does not prevent it. What only the new version can cause still does.
+# A destination that already fails does not prevent an upgrade, but a new problem does.
 systemd-run --quiet --unit refusing python3 /run/goods/ask.py --refuse 8401
 send_to refusing http://127.0.0.1:8401/hook
 edited 9.4.1
@@ -138,7 +138,7 @@ upgrade_while_failing cannot_read dead
 cp /run/right.toml "$config"
 systemctl restart "$name"
 
-# What somebody switched off stays off.
+# A disabled service stays disabled.
 systemctl --quiet disable --now "$name"
 edited 9.5
 fact disabled_exit "$(status_of upgrade)"
@@ -146,7 +146,7 @@ fact disabled_is_active "$(systemctl is-active "$name")"
 fact disabled_is_enabled "$(systemctl is-enabled "$name")"
 systemctl --quiet enable --now "$name"
 
-# Another python3: its libraries are no longer found, and the package installs itself anew.
+# Another python3 version: the package reinstalls its libraries.
 mv "$link"/lib/python3.* "$link/lib/python3.0"
 dpkg-trigger --by-package=python3 /usr/bin/python3
 fact trigger_exit "$(status_of dpkg --configure --pending)"
@@ -158,7 +158,7 @@ fact remove_exit "$(status_of dpkg -r "$name")"
 fact remove_is_active "$(systemctl is-active "$name")"
 fact remove_left "$(left | grep -v /var/lib/dpkg | tr '\n' ' ')"
 
-# An archive while the service is masked, and a package over it where nothing may start; then away with all of it.
+# An archive installation with a masked service, a package over it that must not start the service, and a purge.
 mkdir /run/driver/archive
 tar -C /run/driver/archive -xzf /run/goods/"$name"-[0-9]*-linux-*.tar.gz
 systemctl mask "$name" >&2
@@ -179,7 +179,7 @@ fact purge_exit "$(status_of dpkg -P "$name")"
 fact purge_left "$(left | tr '\n' ' ')"
 fact purge_more_than_before "$(more_than_noted)"
 
-# The .rpm. Debian's rpm wants to be told that it is meant; what it needs is here by dpkg.
+# The .rpm. Debian's rpm needs options to install it, because dpkg provides the dependencies.
 rpm() { command rpm --force-debian --nodeps "$@"; }
 systemctl restart imds
 began=$EPOCHSECONDS

@@ -1,6 +1,7 @@
 #!/bin/bash
-# What the page of whoever runs the portal says, in the systemd that boot.sh starts: its blocks are /run/goods/blocks/NAME, the
-# checkout is /run/goods/checkout. Each fact becomes a line NAME=VALUE in /run/results/facts; the test says what it must be.
+# Runs the blocks of the operator page of the portal in the systemd that boot.sh starts. The blocks are in
+# /run/goods/blocks/NAME, and the checkout in /run/goods/checkout. Each fact becomes a line NAME=VALUE in
+# /run/results/facts, and the test checks each fact.
 set -uo pipefail
 
 readonly name=scheduled-events-portal blocks=/run/goods/blocks
@@ -8,7 +9,7 @@ export PIP_NO_INDEX=1 PIP_FIND_LINKS=/run/goods/wheels PIP_DISABLE_PIP_VERSION_C
 
 fact() { printf '%s=%s\n' "$1" "$2" >>/run/results/facts; }
 property() { systemctl show "$name" -p "$1" --value; }
-# Run the block $1, and say how it ended. What is typed comes by standard input.
+# Runs the block $1 with the standard input, and reports its exit code.
 run() { (cd /run/goods/checkout && bash -eo pipefail "$blocks/$1") >"/run/results/$1" 2>&1 && printf 0 || printf '%s' "$?"; }
 within() { # print yes as soon as the command after $1 succeeds, or no after $1 seconds
   local until=$((SECONDS + $1))

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Boots the systemd of this machine as process 1 of namespaces of its own, and runs drive.sh in there as a service.
+# Boots the systemd of this machine as process 1 of its own namespaces, and runs drive.sh there as a service.
 #
-#   boot.sh probe DIR     say by the exit code whether this machine and user can
-#   boot.sh TREE DIR      TREE: what `install.sh --root TREE` made; DIR: for drive.sh's results and its own log
-#   boot.sh none DIR      with nothing installed; DIR/goods is at /run/goods in there, and DIR/goods/drive.sh is run
+#   boot.sh probe DIR     exit with 0 if this machine and user can boot systemd
+#   boot.sh TREE DIR      TREE: the result of `install.sh --root TREE`; DIR: for the results of drive.sh and the log
+#   boot.sh none DIR      without an installation; DIR/goods is mounted at /run/goods, and DIR/goods/drive.sh runs
 #
-# $BASE: the system to boot, a directory such as debootstrap makes (this machine's own).
-# The machine's files lie under it as an overlay, so nothing of the machine changes. Its network is loopback alone, and
-# carries the address of the metadata service.
+# $BASE: the root directory of the system to boot, such as one from debootstrap (default: this machine).
+# The system runs on an overlay, so the files of the machine do not change. Its only network is loopback with the address
+# of the metadata service.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -57,7 +57,7 @@ mount --rbind /dev "$root/dev"
 ip link set lo up
 ip address add 169.254.169.254/32 dev lo
 
-# Of the machine's own units only what systemd and its journal need.
+# From the units of the machine, only those that systemd and its journal need.
 rm -rf "$root"/etc/systemd/system "$root"/etc/fstab
 mkdir -p "$root/etc/systemd/system"
 for unit in systemd-udevd.service systemd-udevd-kernel.socket systemd-udevd-control.socket systemd-udev-trigger.service \

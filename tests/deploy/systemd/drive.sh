@@ -1,6 +1,6 @@
 #!/bin/bash
-# What an operator and a bad day do to the service, in the systemd that boot.sh starts. Each fact becomes a line
-# NAME=VALUE in /run/results/facts; the test says what it must be. Every wait is for a fact, with a limit.
+# Runs operations and failures of the service in the systemd that boot.sh starts. Each fact becomes a line NAME=VALUE in
+# /run/results/facts, and the test checks each fact. Every wait has a condition and a limit.
 set -uo pipefail
 
 readonly name=scheduled-events-bridge
@@ -77,7 +77,7 @@ kill -STOP "$(property MainPID)"
 fact restarted_by_the_watchdog "$(within 20 restarted "$count")"
 fact hang_is_in_the_journal "$(within 5 said 'most recent call first')"
 
-# Every sink's libraries at work in the sandbox, and a secret that only root can read.
+# The libraries of every sink in the sandbox, and a secret that only root can read.
 install -d -m 0700 /etc/$name/private
 printf 'a-secret-from-a-credential\n' >/etc/$name/private/webhook-secret
 openssl genpkey -algorithm ed25519 2>/dev/null | openssl pkey -pubout >/etc/$name/ops.pub
