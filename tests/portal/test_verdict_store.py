@@ -82,7 +82,7 @@ class Office:
 
     def told(self):
         """Verify each delivered decision as its agent does, and return the VM, the verdict, and the reason."""
-        found = self.store.read(live_decisions, now_seconds=DECIDED.timestamp()).found
+        _, found = self.store.read(live_decisions, now_seconds=DECIDED.timestamp())
         keys, words = [self.public], []
         for each in found:
             claims = verify(each.jws, keys=keys, audience=each.vm_key, now=DECIDED, created_at=NOW)
