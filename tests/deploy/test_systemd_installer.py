@@ -121,7 +121,7 @@ def test_no_color_applies_to_commands_run_by_the_installer(onto_this_machine, no
     ("version", "code", "said"),
     [((3, 9, 20), 1, "3.10 or newer"), ((3, 14, 8), 0, ""), ((3, 15, 0), 0, "tested with Python 3.10 to 3.14 only")],
 )
-def test_untested_newer_python_warns_and_an_older_python_is_rejected(onto_this_machine, version, code, said):
+def test_newer_python_prints_a_warning_and_an_older_python_is_rejected(onto_this_machine, version, code, said):
     done, _ = onto_this_machine(version=version)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
