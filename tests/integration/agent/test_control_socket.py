@@ -170,7 +170,7 @@ def test_agent_rejects_other_users_even_if_the_mode_allows_access(state, serve):
     (state / "control.sock").chmod(0o666)
     child = os.fork()
     if child == 0:
-        os.chdir(state)  # while it still may
+        os.chdir(state)  # before setuid removes the permission
         os.setuid(NOBODY)
         try:
             with Client("control.sock") as connection:

@@ -129,7 +129,7 @@ def test_second_approval_of_an_approved_event_is_recorded_but_not_sent(kit):
 @pytest.mark.parametrize(
     ("not_before_seconds", "valid_seconds", "ends_after_seconds"),
     [(7200, 3600, 7200), (600, 6 * 3600, 6 * 3600 + 60), (None, 7200, 7200 + 60)],
-    ids=["NotBefore", "exp, which is later", "exp, without NotBefore"],
+    ids=["NotBefore", "later exp", "exp without NotBefore"],
 )
 def test_accepted_approval_ends_at_exp_or_not_before_whichever_is_later(
     kit, not_before_seconds, valid_seconds, ends_after_seconds

@@ -66,7 +66,7 @@ def test_invalid_decision_approves_nothing(kit, name):
         (lambda kit: [kit.event(event_status="Started")], "event_not_scheduled"),
         (lambda kit: [kit.event(), kit.event(event_type="Reboot")], "event_unknown"),
     ],
-    ids=["started", "started, all else the same", "there twice"],
+    ids=["started", "started, otherwise equal", "duplicate"],
 )
 def test_approval_is_refused_unless_the_event_is_scheduled_once(kit, shown, reason):
     kit.see(*shown(kit))

@@ -291,6 +291,3 @@ def test_disable_file_during_the_final_get_prevents_the_request(kit):
     kit.offer(kit.token(kit.event()))
     kit.go(5, kit.event())
     assert kit.imds.posts == []
-
-
-# The drill of the page.

@@ -287,7 +287,7 @@ def test_only_outcomes_of_decisions_name_a_signed_text(kit):
 # A person on the VM.
 
 
-@pytest.mark.parametrize("ahead_seconds", [0, 30, 30 * 86_400], ids=["now", "a portal's clock", "a mistake"])
+@pytest.mark.parametrize("ahead_seconds", [0, 30, 30 * 86_400], ids=["now", "portal clock skew", "wrong clock"])
 def test_person_on_the_vm_ends_a_hold_with_a_future_iat(kit, ahead_seconds):
     kit.go(1)
     kit.offer(kit.token(kit.event(), "hold", after=ahead_seconds))

@@ -127,8 +127,8 @@ def test_failed_command_approves_nothing_until_a_new_decision(kit, drain):
     assert kit.outcomes[-1] == ("approved", "accepted")
 
 
-@pytest.mark.parametrize("is_polite", [False, True], ids=["deaf", "polite"])
-def test_command_is_killed_at_its_timeout_and_approves_nothing(kit, tmp_path, is_polite):
+@pytest.mark.parametrize("is_polite", [False, True], ids=["ends by SIGTERM", "exits 0 on SIGTERM"])
+def test_command_is_terminated_at_its_timeout_and_approves_nothing(kit, tmp_path, is_polite):
     """Exit code 0 after SIGTERM does not count, because a drain can exit 0 after an incomplete cleanup."""
     seconds = 2 if is_polite else 0.5  # until it has installed its signal handler
     drain = Drain(tmp_path, is_polite=is_polite)

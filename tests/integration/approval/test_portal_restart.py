@@ -1,6 +1,6 @@
 """The poller restarts from index 0 after each start, and after this VM might have refused a valid decision.
 
-The portal and the threads are real. The clock of the VM is moved by the test.
+The portal and the threads are real. The test moves the clock of the VM.
 """
 
 import contextlib

@@ -121,7 +121,7 @@ def test_bad_first_record_is_parked_after_another_is_accepted(bench, peer):
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
-@pytest.mark.parametrize("is_changed", [False, True], ids=["as it was", "changed"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["unchanged", "changed"])
 def test_accepted_record_counts_after_a_restart_with_the_same_settings(bench, peer, is_changed):
     webhook(bench, peer)
     bench.start()

@@ -32,7 +32,7 @@ def test_two_failures_on_different_events_pause_the_sink(bench):
     bench.until_failed(2)
     bench.advance(1)
     bench.until_failed(3)
-    # The next probe is two seconds away: without the pause all fifty would have been tried.
+    # The next probe is two seconds away. Without the pause, the worker would have tried all fifty records.
     assert len(box.tries) == 3
 
 
@@ -78,7 +78,7 @@ def test_only_an_urgent_record_is_tried_during_retry_after(bench):
     bench.until(lambda: len(box.tries) == 2)
     assert ids(box.tries[1]) == ["P-1"]
     assert ids(box.wait_for(1, 5))[0] == "P-1"
-    assert ids(box.wait_for(4, 5)) == ["P-1", "E-1", "E-2", "E-3"]  # it answered: the Retry-After is over
+    assert ids(box.wait_for(4, 5)) == ["P-1", "E-1", "E-2", "E-3"]  # a response ended the Retry-After
 
 
 def test_urgent_record_is_retried_within_two_seconds_despite_retry_after(bench):
@@ -95,7 +95,7 @@ def test_urgent_record_is_retried_within_two_seconds_despite_retry_after(bench):
     for tries in range(1, 7):
         bench.until_failed(tries)
         bench.advance(2.0)
-    # The worker may read the clock of a failure only after it was advanced, and a busy machine adds its own seconds.
+    # The worker can read the clock after the test advanced it, and a busy machine adds real seconds.
     assert median(later - earlier for earlier, later in pairwise(moments)) < 4.5
 
 

@@ -17,7 +17,7 @@ from bridge.sink import Sink, SinkConfig
 from bridge.testing.watching import in_time
 
 TIMEOUT_SECONDS = 1.0
-#: Where a test waits for a thread of its own; far above what that takes.
+#: The wait for a thread of a test, far above the usual duration.
 SOON_SECONDS = 20.0
 
 

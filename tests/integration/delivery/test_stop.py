@@ -20,7 +20,7 @@ def test_idle_worker_stops_immediately(bench):
     worker = bench.start()
     has_ended, seconds = stop(worker, grace_seconds=30, within_seconds=20)
     assert has_ended
-    assert seconds < 10  # of a grace of thirty; an idle worker sleeps for a minute
+    assert seconds < 10  # the grace period is 30 s, and an idle worker sleeps for 60 s
 
 
 def test_due_records_are_sent_and_committed_within_the_grace_period(bench):
@@ -52,7 +52,7 @@ def test_records_not_sent_within_the_grace_period_stay_pending(bench):
     box.wait_for(1, 10)
     has_ended, seconds = stop(worker, grace_seconds=1.0, within_seconds=20)
     assert has_ended
-    assert seconds < 20  # of the fifty that all of them take
+    assert seconds < 20  # all records together take 50 s
     totals = bench.totals()
     assert totals["delivered"] == len(box.records) < 100
     assert totals["pending"] == 100 - totals["delivered"]
@@ -146,7 +146,7 @@ def test_only_a_worker_stuck_beyond_its_deadline_is_late(bench):
     finally:
         gate.set()
     bench.until(lambda: worker.loop_watch.late_seconds == 0)
-    bench.time.lead_seconds += 60  # as long as an idle worker waits, by itself
+    bench.time.lead_seconds += 60  # the full wait of an idle worker
     assert worker.loop_watch.late_seconds == 0
     bench.stop()
     bench.time.lead_seconds += 1e6

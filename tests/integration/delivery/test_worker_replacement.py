@@ -59,7 +59,7 @@ class Exchange:
 
     def let_the_old_one_go_on(self):
         self.sink_class.released.set()
-        self.bench.until(lambda: len(threads()) <= 2)  # those of the new one
+        self.bench.until(lambda: len(threads()) <= 2)  # the threads of the new worker
 
     def told(self):
         return [record.transition.value for record in self.box.records]

@@ -106,7 +106,7 @@ def test_slow_clients_do_not_block_a_probe(listener):
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
             peer.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
             assert get(listener, "/healthz").status_code == 200
-        until_sixteen_are_left(seconds=4)  # each ends by itself after five
+        until_sixteen_are_left(seconds=4)  # each connection ends after 5 s without intervention
 
 
 def test_burst_of_slow_clients_leaves_sixteen_connections(listener):
@@ -122,7 +122,7 @@ def test_burst_of_slow_clients_leaves_sixteen_connections(listener):
 
 def until_sixteen_are_left(*, seconds):
     deadline = time.monotonic() + seconds
-    while answering() > 17:  # with the one that just answered
+    while answering() > 17:  # including the connection that just got a response
         assert time.monotonic() < deadline, answering()
         time.sleep(0.05)
 

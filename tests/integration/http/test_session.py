@@ -90,7 +90,7 @@ def test_call_to_a_peer_that_never_reads_ends_at_the_deadline(start, session):
 
 
 def test_silent_tls_handshake_ends_at_the_deadline(start, session, certificate):
-    file, _context = certificate  # one to read, or a hundred and fifty would be what is measured on a busy machine
+    file, _context = certificate  # reading 150 certificates would dominate the measurement on a busy machine
     url = f"https://127.0.0.1:{start(silent).port}/"
     cut_in_time(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE))
 
@@ -130,8 +130,8 @@ def test_each_address_of_a_host_is_tried_until_one_responds(start, session):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("behaviour", [silent, drip_body], ids=lambda each: each.__name__)
 def test_twenty_consecutive_timeouts_leak_no_thread_and_no_socket(start, session, behaviour, certificate):
-    session.verify = str(certificate[0])  # requests' own bundle takes longer to read than this deadline
-    cut(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # the watchdog is there now
+    session.verify = str(certificate[0])  # reading the bundle of requests takes longer than this deadline
+    cut(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # starts the watchdog
     taken = []
     with nothing_left_behind():
         peer = start(behaviour)
@@ -142,7 +142,7 @@ def test_twenty_consecutive_timeouts_leak_no_thread_and_no_socket(start, session
             taken.append(time.monotonic() - began)
         session.close()
         peer.close()
-    assert median(taken) < 0.1 * 1.1 + 0.15  # a busy machine is late now and then, a fault each time
+    assert median(taken) < 0.1 * 1.1 + 0.15  # a busy machine delays some calls, but a defect would delay every call
 
 
 def test_call_after_a_timeout_uses_a_new_connection(start, session):
@@ -224,7 +224,7 @@ def test_body_over_the_limit_is_rejected(start, session, framing):
     url = start(large).url
     with pytest.raises(ResponseUnread, match="4999"):
         session.request("GET", url, deadline_seconds=5, max_body_bytes=4999)
-    session.close()  # the server also closes this connection, at any time from now
+    session.close()  # because the server can close this connection at any time
     assert len(session.request("GET", url, deadline_seconds=5, max_body_bytes=5000).content) == 5000
 
 

@@ -122,7 +122,7 @@ class SilentService:
 def test_stop_request_ends_the_start_immediately(outbox):
     service = SilentService()
     resolver = IdentityResolver(service, outbox, VmIdentity())
-    resolver.start(service.asked.is_set)  # with a request that only the release ends
+    resolver.start(service.asked.is_set)  # its request ends only on release
     assert (resolver.vm, resolver.is_waiting) == (VmIdentity(), False)
     service.released.set()
     resolver.stop()

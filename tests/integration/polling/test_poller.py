@@ -246,7 +246,7 @@ def test_change_lost_in_a_crash_is_recorded_again_with_the_same_id(bench, tmp_pa
     seen = event()
     bench.poll(document(2, seen))
     first = bench.stored[-1]
-    other = Bench(tmp_path / "other")  # the same machine, had its outbox not taken the record
+    other = Bench(tmp_path / "other")  # the same machine without the record in its outbox
     other.poll(document(1))
     other.clock.advance(77)
     other.poll(document(2, seen))
@@ -287,7 +287,7 @@ def test_urgent_event_is_recorded_once_after_two_seconds_without_a_confirmed_ide
 
 def test_records_list_the_announced_events(bench):
     bench.poll(document(0))
-    bench.restart()  # with a stored document, the list is known at once
+    bench.restart()  # with a stored document, the list is known immediately
     bench.poll(document(1, event()))
     confirmed(bench, document(2))
     assert [record.active_event_ids for record in bench.stored] == [("P-1",), ()]
@@ -308,7 +308,7 @@ def test_idle_poll_does_not_write(bench):
     before = files()
     bench.poll(shown, times=500)
     assert files() == before
-    bench.poll(shown, times=200)  # the time of the last good answer, once in ten minutes
+    bench.poll(shown, times=200)  # writes only the time of the last good response, once in ten minutes
     assert files() != before
 
 

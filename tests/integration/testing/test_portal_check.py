@@ -1,6 +1,6 @@
 """The conformance kit: a correct portal meets every requirement, and each violation is reported.
 
-All portals are checked at the same time, since what takes long is waiting for what they hold.
+All portals are checked concurrently, because most of the time is spent in long polls.
 """
 
 import json
@@ -44,7 +44,7 @@ TOKEN = "the-token-of-this-vm"
 WAIT_SECONDS = 2
 
 
-#: What is tried with a decision only; the others are not asked for one, which takes long.
+#: Requirements that need a decision. Other portals are checked without a decision, because decisions are slow.
 BY_A_DECISION = {
     Requirement.NEWS,
     Requirement.GROWS,
@@ -56,14 +56,14 @@ BY_A_DECISION = {
     Requirement.HOLD,
     Requirement.OUTCOME,
 }
-#: These portals are asked with the token of an attested document.
+#: Portals that are checked with the token of an attested document.
 BY_A_DOCUMENT = {
     *(SameChallenge, TokenWithoutEnd, TokenForAnything, TokenForMuch, VerifiesNoSignature),
     *(TokenForTheSameAgain, RefusalWithoutItsWord, TakesRecordsOfAnybody),
 }
-#: What a machine that is slow breaks by itself.
+#: Requirements that a slow machine can violate.
 TIMED = {Requirement.AT_ONCE, Requirement.HELD, Requirement.IN_TIME, Requirement.INDEX_AHEAD, Requirement.NEWS}
-#: What follows from the one breach, as an operator sees it.
+#: Further requirements that each violation also breaks.
 ALSO = {
     SameChallenge: {Requirement.REPLAYED, Requirement.RECORD_OF_OTHERS},
     **{each: {Requirement.RECORD_OF_OTHERS} for each in BY_A_DOCUMENT - {SameChallenge, TakesRecordsOfAnybody}},
@@ -75,7 +75,7 @@ ALSO = {
 }
 
 
-class NobodyToAsk(SmallPortal):
+class WithoutOperator(SmallPortal):
     """Checked without a key, an endpoint for records, and an operator."""
 
 
@@ -86,16 +86,16 @@ class TakesDocuments(SmallPortal):
         return super().posted(record) if record["vm"]["vm_id"] == self.vm_id else 403
 
 
-class SaysTheTokenBack(SmallPortal):
+class EchoesTheToken(SmallPortal):
     def polled(self, asked):
         return Said(200, asked.token.encode(), {"Content-Type": "text/plain"})
 
 
-#: Further portals, none of them wrong but one, and how the kit is told of them.
+#: Further portals, of which only one is incorrect, with the options of the kit.
 FURTHER = {
-    NobodyToAsk: {"keys": (), "records_url": None, "decider": None},
+    WithoutOperator: {"keys": (), "records_url": None, "decider": None},
     TakesDocuments: {"decider": None, "document": partial(attested, VM_ID)},
-    SaysTheTokenBack: {"decider": None},
+    EchoesTheToken: {"decider": None},
 }
 
 
@@ -143,7 +143,9 @@ def reports(tmp_path_factory):
     options = options_of_all()
     with ThreadPoolExecutor(len(options)) as pool:
         made = {each: pool.submit(checked, each, folder / each.__name__, **given) for each, given in options.items()}
-    return {each: future.result for each, future in made.items()}  # called by its own test: one failure is of one
+    return {
+        each: future.result for each, future in made.items()
+    }  # called in its own test, so that a failure affects only this test
 
 
 def broken(report):
@@ -162,7 +164,7 @@ def test_correct_portal_meets_every_requirement(reports):
 @pytest.mark.parametrize("portal", WRONG, ids=lambda portal: portal.__name__)
 def test_violated_requirement_is_reported(reports, portal, tmp_path):
     found = broken(reports[portal]()[0])
-    for number in range(3):  # alone: beside all others a slow machine answers late, too
+    for number in range(3):  # again without the other portals, because a slow machine also responds late
         if WRONG[portal] in found and not (set(found) - {WRONG[portal]}) & TIMED:
             break
         found = broken(checked(portal, tmp_path / str(number), **options_of_all()[portal])[0])
@@ -179,7 +181,7 @@ def test_every_requirement_has_a_portal_that_violates_it():
 
 
 def test_requirements_without_an_operator_or_a_key_are_reported_as_not_tried(reports):
-    report, _ = reports[NobodyToAsk]()
+    report, _ = reports[WithoutOperator]()
     results = {each.requirement: each for each in report.findings}
     assert not broken(report)
     for requirement, why in (
@@ -196,7 +198,7 @@ def test_requirements_without_an_operator_or_a_key_are_reported_as_not_tried(rep
 
 
 def test_token_echoed_by_the_portal_is_not_shown(reports):
-    report, _ = reports[SaysTheTokenBack]()
+    report, _ = reports[EchoesTheToken]()
     shown = str([(each.detail, each.asked, each.answered) for each in report.findings])
     assert "<secret>" in shown
     assert TOKEN not in shown
@@ -204,7 +206,7 @@ def test_token_echoed_by_the_portal_is_not_shown(reports):
 
 def test_portal_is_checked_with_a_token_for_an_attested_document(reports):
     report, portal = reports[TakesDocuments]()
-    assert len(portal.documents) == 2  # the kit's own, and the one whose token it asks with
+    assert len(portal.documents) == 2  # one from the kit, and one for the token that authenticates it
     assert not broken(report)
     results = {each.requirement: each.result for each in report.findings}
     assert {results[each] for each in OF_DOCUMENTS} == {"met"}

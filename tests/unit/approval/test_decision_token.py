@@ -221,7 +221,7 @@ def test_key_file_is_loaded_when_created_and_dropped_when_deleted(tmp_path):
     path.write_text(PORTAL.public_pem)
     assert checked(token(), keys)
     path.write_text(make.ALICE.public_pem)
-    os.utime(path, (1, 1))  # a file system with coarse times
+    os.utime(path, (1, 1))  # as on a file system with coarse timestamps
     assert refusal(token(), keys).reason is RefusalReason.FORGED
     path.unlink()
     refused = refusal(token(), keys)

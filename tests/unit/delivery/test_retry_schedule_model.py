@@ -20,7 +20,7 @@ class Model:
         chances, self.outcomes = itertools.cycle(chances), itertools.cycle(outcomes)
         self.schedule = RetrySchedule(lambda: next(chances))
         self.now = 0.0
-        self.owed = {}  # event key -> its records, of which the first goes next
+        self.owed = {}  # event key -> its records, in the order of sending
         self.attempts = {}
         self.tried_at = {}
         self.bound_until = 0.0

@@ -38,7 +38,7 @@ def test_every_azure_event_type_has_a_scenario():
     shown = {
         state[0]
         for name in scenario_names()
-        if name != "predicted-failure"  # a week long; there is another Redeploy
+        if name != "predicted-failure"  # it takes a week, and another scenario covers Redeploy
         for states in statuses(name, step_seconds=30)
         for state in states
     }
