@@ -203,17 +203,17 @@ def test_unresponsive_sink_delays_neither_other_sinks_nor_polls(server, start_ag
     alone.process.wait(20)
     with _black_hole() as port:
         sinks = healthy + _webhook(f"http://127.0.0.1:{port}", "hole", "timeout_seconds = 2")
-        start_agent("beside", server.url, sinks=sinks, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
+        start_agent("with_hole", server.url, sinks=sinks, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
         _latencies(server, 5, _HEALTHY)
         first = len(server.polls)
-        _, beside = _percentiles(_latencies(server, changes, _HEALTHY))
+        _, with_hole = _percentiles(_latencies(server, changes, _HEALTHY))
         polls = server.polls[first:]
     longest = max(after - before for before, after in pairwise(polls))
     figure(
-        f"one sink of four black-holed: p99 on the others {without:.1f} -> {beside:.1f} ms, "
+        f"one sink of four black-holed: p99 on the others {without:.1f} -> {with_hole:.1f} ms, "
         f"longest poll gap {longest / _INTERVAL_SECONDS:.2f} intervals"
     )
-    assert beside - without < 100
+    assert with_hole - without < 100
     assert longest <= 2 * _INTERVAL_SECONDS
 
 

@@ -62,7 +62,7 @@ def test_webhook_latency_under_cpu_load(*, serve, start_both, start_busy_loops, 
     start_busy_loops()
     ours, bare = _latencies_ms(documents, changes + _WARM_UP)
     figure(
-        f"change to webhook beside {_BUSY_LOOPS} busy loops, beyond the poll ({changes} changes): "
+        f"change to webhook with {_BUSY_LOOPS} busy loops, beyond the poll ({changes} changes): "
         f"ours {_words(ours)}; bare {_words(bare)}"
     )
     for name, found in (("agent", ours), ("minimal program", bare)):
@@ -74,16 +74,16 @@ def _latencies_ms(documents, changes):
     """Return, for each port, the milliseconds from each response with events to its webhook, without the first few."""
     shown, taken = {}, {port: {} for port in documents.ports}
     count = changes // 3 * 2
-    for told in documents.changes():
-        if told["incarnation"] % 3 == 1:  # no events: the agent sends the ending after five responses
+    for change in documents.changes():
+        if change["incarnation"] % 3 == 1:  # no events: the agent sends the ending after five responses
             continue
-        key = (told["port"], told["incarnation"])
-        if "taken_seconds" in told:
-            taken[told["port"]][told["incarnation"]] = (told["taken_seconds"] - shown[key]) * 1000
+        key = (change["port"], change["incarnation"])
+        if "taken_seconds" in change:
+            taken[change["port"]][change["incarnation"]] = (change["taken_seconds"] - shown[key]) * 1000
             if all(len(found) >= count for found in taken.values()):
                 break
         else:
-            shown[key] = told["monotonic_seconds"]
+            shown[key] = change["monotonic_seconds"]
     return [list(found.values())[_WARM_UP:] for found in taken.values()]
 
 

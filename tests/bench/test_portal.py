@@ -142,7 +142,7 @@ async def fleet_latency(portal, agents, numbers):
 
 
 @pytest.mark.parametrize(("name", "most_mb"), [("plain", 200), ("tls", 320)])
-def test_5000_agents_poll(tmp_path, env, figure, is_short, *, chart, name, most_mb):
+def test_portal_serves_5000_agents(tmp_path, env, figure, is_short, *, chart, name, most_mb):
     count = 1_000 if is_short else 5_000
     raise_file_limit()
     portal = PortalUnderLoad(tmp_path, env, tls=name == "tls")
@@ -165,7 +165,7 @@ async def vanished(portal, count, seconds):
     return held, portal.rss_mb
 
 
-def test_two_processes_on_postgresql_poll(tmp_path, env, figure, is_short):
+def test_idle_cost_of_two_portal_processes_on_postgresql(tmp_path, env, figure, is_short):
     """The cost of an idle process does not depend on the number of processes."""
     pytest.importorskip("psycopg", reason="the extra [portal-postgresql] is not installed")
     if (binaries := programs()) is None:
@@ -271,7 +271,7 @@ def test_reset_connections_do_not_accumulate_memory(tmp_path, env, figure, is_sh
     assert last <= 1.1 * first
 
 
-def test_20000_agents_poll(tmp_path, env, figure, is_short):
+def test_portal_serves_20000_agents(tmp_path, env, figure, is_short):
     count = min(1_000 if is_short else 20_000, raise_file_limit() - 150)
     portal = PortalUnderLoad(tmp_path, env, is_attested=True)
     portal.start()

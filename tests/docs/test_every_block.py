@@ -145,7 +145,7 @@ def test_each_block_has_a_test_or_a_list_of_requirements():
         assert block.mark in marks, f"{page}: give this block a mark, and a test that runs it:\n{block.text}"
 
 
-def test_each_test_of_a_block_exists():
+def test_every_listed_test_exists():
     for path, _, name in (test.partition("::") for test in set(RUN.values())):
         if (ROOT / path).exists():  # an unpacked sdist has no .ci
             assert re.search(rf"^(?:def )?{name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), name

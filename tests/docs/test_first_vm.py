@@ -42,7 +42,7 @@ def vm(tmp_path, agent_env, azure):
         elsewhere = {"127.0.0.1:9464": f"127.0.0.1:{port}", "/var/lib/scheduled-events-bridge": str(state)}
         environment["SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"] = elsewhere["127.0.0.1:9464"]
 
-        def sit(page):
+        def open_desk(page):
             desk = Desk(page, tmp_path, environment, elsewhere)
             stack.callback(desk.leave)
             shown = doc_pages.marked(doc_pages.page("docs/start/first-vm.md"), "file: config.toml")
@@ -51,19 +51,19 @@ def vm(tmp_path, agent_env, azure):
             desk.wait_for("is running")
             return desk
 
-        yield sit
+        yield open_desk
 
 
 def test_first_vm_page_matches_an_approved_reboot(vm, azure):
     desk = vm("docs/start/first-vm.md")
-    said = desk.do(desk.text("first VM: look"))
-    assert "The agent is running and ready." in said
-    assert "simulated-vm" in said
+    output = desk.do(desk.text("first VM: look"))
+    assert "The agent is running and ready." in output
+    assert "simulated-vm" in output
     desk.begin(desk.text("first VM: watch"))
     event_id = azure.world.add_event(EventSpec(event_type="Reboot", event_source="User", resources=("simulated-vm",)))
     desk.wait_for(rf"scheduled +(?:observed +)?Reboot[^\n]*\n?[^\n]*{event_id}")
-    said = desk.do(desk.text("first VM: approve").replace("EVENT_ID", event_id), typed="y\n")
-    assert "simulated-vm" in said
+    output = desk.do(desk.text("first VM: approve").replace("EVENT_ID", event_id), typed="y\n")
+    assert "simulated-vm" in output
     desk.wait_for(" started: Reboot")
     azure.world.complete(event_id)
     desk.wait_for(" completed: Reboot")

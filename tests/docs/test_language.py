@@ -42,7 +42,7 @@ def test_long_sentences_are_found(words, findings):
     assert len(list(language.long_sentences(["word " * words] * 100))) == findings
 
 
-def test_picture_without_alternative_text_is_found():
+def test_image_without_alternative_text_is_found():
     page = "![](a.png)\n![A page](b.png)\n<img src=c>\n<img alt='' src=d>\n<img alt=\"A\nplot\" src=e>\n"
     assert list(language.pictures_without_text(page)) == [1, 3, 4]
 

@@ -64,18 +64,18 @@ def test_example_digest_matches_the_code():
 def test_example_token_matches_the_code(tmp_path):
     (tmp_path / "private.pem").write_text(EXAMPLES["private"])
     (tmp_path / "private.pem").chmod(0o600)
-    said = json.loads(EXAMPLES["payload"])
+    claims = json.loads(EXAMPLES["payload"])
     token = sign_decision(
         tmp_path / "private.pem",
         kid=json.loads(EXAMPLES["header"])["kid"],
-        approver=said["iss"],
-        vm_id=said["aud"],
+        approver=claims["iss"],
+        vm_id=claims["aud"],
         event=_event(),
-        decision=said["decision"],
-        reason=said["reason"],
-        valid_seconds=said["exp"] - said["iat"],
+        decision=claims["decision"],
+        reason=claims["reason"],
+        valid_seconds=claims["exp"] - claims["iat"],
         now=_noon(),
-        jti=said["jti"],
+        jti=claims["jti"],
     )
 
     assert token == EXAMPLES["token"]

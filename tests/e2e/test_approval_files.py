@@ -35,7 +35,7 @@ def free_port():
         yield port
 
 
-def told(agent):
+def transitions(agent):
     return [record["transition"] for record in agent.records]
 
 
@@ -80,7 +80,7 @@ def test_agent_starts_and_records_with_a_missing_or_invalid_key_file(agent, azur
             (tmp_path / "new").replace(file)
         agent.start("--log-format", "json")
         azure.world.add_event(EventSpec(event_type="Reboot"))
-        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        agent.wait_for(lambda: transitions(agent) == ["scheduled"])
         assert any(str(file) in message for message in errors(agent))
         assert metric(free_port, "approval_keys_unusable") == 1
         assert str(file) in status(agent)["unusable_keys"][0]
@@ -154,7 +154,7 @@ def test_approvals_pause_while_other_users_can_write_to_trusted_files(agent, azu
     path, repair = spoil(agent)
     agent.start("--log-format", "json")
     azure.world.add_event(EventSpec(event_type="Freeze"))
-    agent.wait_for(lambda: "approval_failed" in told(agent))
+    agent.wait_for(lambda: "approval_failed" in transitions(agent))
     assert result(agent) == ["unsafe_files"]
     assert str(path) in agent.records[-1]["approval"]["reason"]
     assert not azure.world.approvals
@@ -175,7 +175,7 @@ def test_decision_is_rejected_while_other_users_can_write_to_its_key_file(agent,
         file.chmod(0o666)
         agent.start("--log-format", "json")
         azure.world.add_event(EventSpec(event_type="Reboot"))
-        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        agent.wait_for(lambda: transitions(agent) == ["scheduled"])
         record = decode_record(agent.out.read_text().splitlines()[0])
         portal.decide(record.event, vm_id=record.vm.vm_id)
         agent.wait_for(lambda: result(agent) == ["unsafe_files"])

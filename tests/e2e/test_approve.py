@@ -27,7 +27,7 @@ def configure(agent, azure, text, *, vm="vm_0"):
     agent.configure(azure.endpoints[vm], f"{second}{text}")
 
 
-def told(agent):
+def transitions(agent):
     return [record["transition"] for record in agent.records]
 
 
@@ -42,7 +42,7 @@ def approvals(azure):
 
 def assert_in_order(agent, azure):
     expected = ["scheduled", "approved", "started"]
-    agent.wait_for(lambda: told(agent) == expected)
+    agent.wait_for(lambda: transitions(agent) == expected)
     agent.wait_for(lambda: second(agent) == expected)
     assert len(approvals(azure)) == 1
     assert agent.stop() == 0
@@ -70,7 +70,7 @@ def test_portal_approval_sends_approved_then_started_to_every_sink(agent, azure,
         configure(agent, azure, portal.toml())
         agent.start()
         azure.world.add_event(EventSpec(event_type="Reboot"))
-        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        agent.wait_for(lambda: transitions(agent) == ["scheduled"])
         record = decode_record(agent.out.read_text())
         portal.decide(record.event, vm_id=record.vm.vm_id, reason="night shift", jti="d-1")
         assert_in_order(agent, azure)
@@ -85,7 +85,7 @@ def test_approve_command_sends_approved_then_started_to_every_sink(agent, azure)
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Reboot", description="Virtual machine is being rebooted."))
-    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    agent.wait_for(lambda: transitions(agent) == ["scheduled"])
     code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 0, err
     assert out.startswith("approved: ")
@@ -114,7 +114,7 @@ def test_approve_escapes_terminal_codes_in_event_fields(agent, azure, requested)
     painted = "\x1b[2J\x1b[Happroved: Azure took it.\x9b\u202e\nnames"
     agent.start()
     azure.world.add_event(EventSpec(event_type="Freeze", event_id=painted, description=painted, status="Started"))
-    agent.wait_for(lambda: told(agent) == ["started"])
+    agent.wait_for(lambda: transitions(agent) == ["started"])
     event_id = painted if requested == "started event" else "another"
     code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 1
@@ -127,7 +127,7 @@ def test_approve_without_confirmation_posts_nothing(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
-    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    agent.wait_for(lambda: transitions(agent) == ["scheduled"])
     code, _, err = agent.call("approve", event_id, "--config", agent.config)  # standard input is empty
     assert code != 0
     assert "Approve this event?" in err
@@ -142,7 +142,7 @@ def test_approve_overrides_a_hold_or_quorum_only_with_overrule(agent, azure, tmp
         configure(agent, azure, portal.toml(required_approvals=1 if is_hold else 2))
         agent.start()
         event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
-        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        agent.wait_for(lambda: transitions(agent) == ["scheduled"])
         if is_hold:
             record = decode_record(agent.out.read_text())
             portal.decide(record.event, vm_id=record.vm.vm_id, decision="hold", reason="backup runs")
@@ -164,21 +164,21 @@ def test_hold_that_arrives_during_the_prompt_stops_the_approval(agent, azure, tm
         configure(agent, azure, portal.toml())
         agent.start()
         event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
-        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        agent.wait_for(lambda: transitions(agent) == ["scheduled"])
         record = decode_record(agent.out.read_text())
-        asking, said = agent.command("approve", event_id, "--config", agent.config), tmp_path / "said"
+        command, output_file = agent.command("approve", event_id, "--config", agent.config), tmp_path / "output"
         with (
-            said.open("w") as output,
+            output_file.open("w") as output,
             subprocess.Popen(
-                asking, stdin=subprocess.PIPE, stdout=output, stderr=output, env=agent.env, cwd=tmp_path
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=agent.env, cwd=tmp_path
             ) as person,
         ):
-            agent.wait_for(lambda: "Approve this event?" in said.read_text())
+            agent.wait_for(lambda: "Approve this event?" in output_file.read_text())
             portal.decide(record.event, vm_id=record.vm.vm_id, decision="hold", reason="backup runs")
             agent.wait_for(lambda: "backup runs" in agent.call("status", "--config", agent.config)[1])
             person.communicate(b"y\n", timeout=60)
         assert person.returncode == 1
-        assert "Nothing was approved, because the hold of portal: backup runs arrived." in said.read_text()
+        assert "Nothing was approved, because the hold of portal: backup runs arrived." in output_file.read_text()
         time.sleep(1)
         assert approvals(azure) == []
 
@@ -187,13 +187,13 @@ def test_unknown_or_started_event_is_not_approved(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
-    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    agent.wait_for(lambda: transitions(agent) == ["scheduled"])
     code, _, err = agent.call("approve", "no-such-event", "--yes", "--config", agent.config)
     assert code == 1
     assert "no-such-event" in err
     assert event_id in err
     azure.world.start(event_id)
-    agent.wait_for(lambda: told(agent) == ["scheduled", "started"])
+    agent.wait_for(lambda: transitions(agent) == ["scheduled", "started"])
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 1
     assert "Started" in err
@@ -204,7 +204,7 @@ def test_approve_exits_1_while_approvals_are_disabled(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
-    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    agent.wait_for(lambda: transitions(agent) == ["scheduled"])
     (agent.state / "approvals.disabled").touch()
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 1
@@ -219,7 +219,7 @@ def test_agent_without_an_approval_table_posts_no_approval(agent, azure):
     assert code == 1
     assert "Approvals are not configured" in err
     agent.start()
-    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    agent.wait_for(lambda: transitions(agent) == ["scheduled"])
     configure(agent, azure, "[approval]")  # the agent has not loaded it
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert (code, "that it loaded has no [approval] table" in err) == (1, True)
@@ -233,11 +233,11 @@ def test_approved_event_that_disappears_is_recorded_as_ended_not_canceled(agent,
     agent.start()
     approved = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
     other = azure.world.add_event(EventSpec(event_type="Reboot"))
-    agent.wait_for(lambda: "approved" in told(agent))
+    agent.wait_for(lambda: "approved" in transitions(agent))
     azure.world.cancel(approved)
-    agent.wait_for(lambda: "ended" in told(agent))
+    agent.wait_for(lambda: "ended" in transitions(agent))
     azure.world.cancel(other)
-    agent.wait_for(lambda: "canceled" in told(agent))
+    agent.wait_for(lambda: "canceled" in transitions(agent))
     endings = {each["event"]["event_id"]: each["transition"] for each in agent.records}
     assert endings == {approved: "ended", other: "canceled"}
 
@@ -268,7 +268,7 @@ def test_only_the_next_vm_approves_when_the_leader_is_down(agent, azure):
     with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 4\n" + FREEZE_RULE) as agents:
         agents["vm_0"].kill()
         event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
-        agents["vm_2"].wait_for(lambda: "started" in told(agents["vm_2"]))
+        agents["vm_2"].wait_for(lambda: "started" in transitions(agents["vm_2"]))
         time.sleep(5)
         assert approvals(azure) == [("vm_1", event_id, "approved")]
-        assert "approved" not in told(agents["vm_2"])
+        assert "approved" not in transitions(agents["vm_2"])

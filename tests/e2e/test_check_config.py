@@ -66,7 +66,7 @@ def pagerduty(*lines):
     )
 
 
-def test_valid_configuration_exits_0_and_creates_nothing(agent, check):
+def test_valid_configuration_exits_0_and_creates_no_files(agent, check):
     code, lines = check(state(agent))
     assert (code, lines[0]) == (0, "The configuration is valid.")
     assert str(agent.state) in lines[1]
@@ -93,7 +93,7 @@ def test_all_problems_of_the_machine_are_reported_in_one_run(agent, check):
     assert code == 1
     assert lines[0] == "The configuration is valid, but this machine has 7 problems."
     wrong = starting(lines, "Problem")
-    for where, said in (
+    for where, message in (
         ("Sink missing", "nowhere of bearer_token_file cannot be read: No such file or directory."),
         ("Sink empty", "empty of secret_file is empty."),
         ("Sink variable", "The environment variable NO_SUCH_VARIABLE of bearer_token_env is empty."),
@@ -102,11 +102,11 @@ def test_all_problems_of_the_machine_are_reported_in_one_run(agent, check):
         ("Sink path", "The program 'no-such-program-at-all' is missing or not executable"),
         ("Rule r", "nowhere' is missing or not executable"),
     ):
-        assert [line for line in wrong if line.startswith(f"{where}: ") and said in line], (where, wrong)
+        assert [line for line in wrong if line.startswith(f"{where}: ") and message in line], (where, wrong)
     assert len(wrong) == 7
 
 
-def test_configuration_in_use_and_version_are_shown(agent, check):
+def test_check_config_prints_the_configuration_file_and_the_version(agent, check):
     _, lines = check(state(agent))
     assert starting(lines, "Configuration") == [
         f"{agent.config}. This is version {version('scheduled-events-bridge')}."
@@ -230,9 +230,9 @@ def test_connect_reports_one_line_per_destination(agent, check, azure):
     assert starting(lines, "IMDS") == [
         "reached; this VM is vm_0. Scheduled Events were not requested, because the first request turns them on."
     ]
-    (said,) = starting(lines, "dead")
-    assert said.startswith("FAILED: ")
-    assert "refused" in said
+    (message,) = starting(lines, "dead")
+    assert message.startswith("FAILED: ")
+    assert "refused" in message
     assert starting(lines, "broken") == ["not tried because of the problem above."]
     assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends a record."]
     assert starting(lines, "stdout") == ["not tried: it writes to the agent's standard output."]
@@ -251,7 +251,7 @@ def test_connect_reports_the_exact_scope_of_each_check(agent, check, azure):
             + f'[[sinks]]\ntype = "otlp"\nendpoint = "{url}"\n',
             "--connect",
         )
-        asked = {(request.method, request.path, request.body) for request in peer.requests}
+        sent = {(request.method, request.path, request.body) for request in peer.requests}
     assert code == 0
     assert lines[0] == "The configuration is valid. The results of the destinations follow."
     assert not [line for line in lines if line.startswith("Failed from")]
@@ -264,7 +264,7 @@ def test_connect_reports_the_exact_scope_of_each_check(agent, check, azure):
     assert starting(lines, "otlp") == [
         "The receiver accepted an empty request. To test a record, use `send-test otlp`."
     ]
-    assert asked == {("OPTIONS", "/hook", b""), ("OPTIONS", "/v2/enqueue", b""), ("POST", "/v1/logs", b"")}
+    assert sent == {("OPTIONS", "/hook", b""), ("OPTIONS", "/v2/enqueue", b""), ("POST", "/v1/logs", b"")}
 
 
 def test_connect_requests_scheduled_events_only_next_to_an_agent(agent, check, azure):
@@ -280,14 +280,14 @@ def test_connect_requests_scheduled_events_only_next_to_an_agent(agent, check, a
 
 def test_unreachable_imds_and_an_intercepting_proxy_are_reported_with_advice(agent, check):
     with answering(lambda _: (403, b"denied destination")) as port:
-        for said, endpoint in (
+        for message, endpoint in (
             ("FAILED: The metadata service at http://127.0.0.1:9 did not respond", "http://127.0.0.1:9"),
             ("denied destination. On Azure, it must be reachable", f"http://127.0.0.1:{port}"),
         ):
             code, lines = check(f'[imds]\nendpoint = "{endpoint}"\n{state(agent)}', "--connect")
             (line,) = starting(lines, "IMDS")
             assert code == 1
-            assert said in line
+            assert message in line
             assert "imds.endpoint can name a simulator" in line
             assert "tries again" not in line
 
@@ -302,11 +302,11 @@ def test_connect_checks_the_portal_and_its_token(agent, check, azure):
         assert (code, starting(lines, "Portal")) == (0, ["reached; 0 decisions for this VM."])
         token.write_text("another-token-4712")
         code, lines = check(text, "--connect")
-        (said,) = starting(lines, "Portal")
+        (message,) = starting(lines, "Portal")
         assert code == 1
-        assert said.startswith("FAILED: ")
-        assert "401" in said
-        assert "token-471" not in said
+        assert message.startswith("FAILED: ")
+        assert "401" in message
+        assert "token-471" not in message
     finally:
         portal.close()
 

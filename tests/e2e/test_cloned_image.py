@@ -26,7 +26,7 @@ def peer():
         yield made
 
 
-def told(peer):
+def received(peer):
     """Return the distinct transitions sent since the start from the image."""
     bodies = [json.loads(request.body)["data"] for request in peer.requests[peer.before :] if request.body]
     return list(dict.fromkeys((body["event"]["event_id"], body["transition"], body["vm"]["name"]) for body in bodies))
@@ -71,14 +71,14 @@ def test_clone_omits_events_of_the_source_vm_and_sends_its_eviction_at_once(imag
     imds.identity = (503, b"")
     imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"))).encode()
     image.start()
-    image.wait_for(lambda: image.records and told(peer))
+    image.wait_for(lambda: image.records and received(peer))
     imds.identity = CLONE
     image.wait_for(lambda: is_replaced(image))
     imds.show(document(2, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"), event("E-4", "vm_a")))
     expected = [("P-1", "scheduled", None), ("P-1", "scheduled", "vm_b"), ("E-3", "scheduled", "vm_b")]
-    image.wait_for(lambda: len(image.records) >= 3 and len(told(peer)) >= 3)
+    image.wait_for(lambda: len(image.records) >= 3 and len(received(peer)) >= 3)
     assert image.stop() == 0
-    assert told(peer) == expected, "an urgent record has a second ID after the identity is known"
+    assert received(peer) == expected, "an urgent record has a second ID after the identity is known"
     assert [record["event"]["event_id"] for record in image.records] == ["P-1", "P-1", "E-3"]
     assert [record["affects_this_vm"] for record in image.records] == [None, True, True]
 
@@ -94,7 +94,7 @@ def test_undelivered_records_of_a_clone_are_sent_once_its_identity_is_known(imag
     image.wait_for(lambda: is_replaced(image))
     peer.say(200)
     expected = {("P-1", "scheduled"), ("E-3", "scheduled")}
-    image.wait_for(lambda: {(event_id, transition) for event_id, transition, _ in told(peer)} == expected)
+    image.wait_for(lambda: {(event_id, transition) for event_id, transition, _ in received(peer)} == expected)
     image.wait_for(lambda: {record["event"]["event_id"] for record in image.records} == {"P-1", "E-3"})
     assert image.stop() == 0
 
@@ -104,12 +104,12 @@ def test_same_vm_resumes_its_stored_state_once_its_identity_is_known(image, imds
     imds.body = json.dumps(document(3, event("E-1", "vm_a"), event("E-3", "vm_a"))).encode()
     image.start()
     imds.wait_for_polls(3)
-    assert not told(peer)
+    assert not received(peer)
     imds.identity = FIRST
-    image.wait_for(lambda: len(told(peer)) == 4 and len(image.records) == 2)
+    image.wait_for(lambda: len(received(peer)) == 4 and len(image.records) == 2)
     assert image.stop() == 0
     assert not is_replaced(image)
-    assert sorted(told(peer)) == [
+    assert sorted(received(peer)) == [
         ("E-1", "scheduled", "vm_a"),
         ("E-2", "completed", "vm_a"),
         ("E-2", "started", "vm_a"),

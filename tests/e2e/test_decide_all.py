@@ -121,7 +121,7 @@ def test_cloudevents_are_accepted_as_records(decide):
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "said"),
+    ("content", "arguments", "message"),
     [
         (b"", (), "is not a transition record"),
         (lines(record(0), record(1, event=sample_event(event_id="E-2"))), (), "The file has 2 events. Select an event"),
@@ -131,10 +131,10 @@ def test_cloudevents_are_accepted_as_records(decide):
         (lines(record(0)) + b"{\n", (), "Line 2 of the file is not a transition record"),
     ],
 )
-def test_ambiguous_or_invalid_file_signs_nothing(decide, content, arguments, said):
+def test_ambiguous_or_invalid_file_signs_nothing(decide, content, arguments, message):
     code, claims, err = decide(content, *arguments)
     assert (code, claims) == (1, {})
-    assert said in err
+    assert message in err
 
 
 def test_event_scheduled_for_no_vm_cannot_be_approved(decide):

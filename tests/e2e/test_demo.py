@@ -149,7 +149,7 @@ def test_piped_demo_prints_valid_records_of_one_complete_event(demos):
 
 
 @pytest.mark.parametrize("name", ["terminal", "plain", "dumb"])
-def test_terminal_shows_each_transition_with_its_meaning_and_the_next_command(demos, name):
+def test_demo_explains_each_transition_and_shows_the_next_command(demos, name):
     text = " ".join(demos[name][0].text.split())
     for words in ("Azure announced a Freeze of 5 s", "s of notice", "The Freeze began", "it is over", "On call:"):
         assert words in text

@@ -194,7 +194,7 @@ def test_now_option_does_not_wait_for_pods_to_terminate(cluster, drain):
     assert cluster.evictions["web"]["gracePeriodSeconds"] < 300
 
 
-def test_run_ends_before_the_event_may_start(cluster, drain):
+def test_drain_ends_before_the_event_can_start(cluster, drain):
     cluster.add_pod("web", NODE)
     cluster.kept.add("web")
     code, _ = drain("scheduled", seconds=2)
@@ -273,7 +273,7 @@ def test_node_stays_cordoned_until_its_last_event_has_ended(cluster, drain):
     [({"events": None}, "did not report its events"), ({"is_known": False}, "does not know all active events")],
     ids=["no response", "events unknown"],
 )
-def test_node_stays_cordoned_until_the_agent_knows_all_events(cluster, drain, status, reason):
+def test_node_stays_cordoned_until_the_agent_reports_all_events(cluster, drain, status, reason):
     drain("scheduled")
     code, message = drain("completed", **status)
     assert (code, reason in message) == (75, True)
@@ -294,7 +294,7 @@ def test_event_with_unknown_target_exits_1_without_a_drain(cluster, drain):
     assert cluster.used == set()
 
 
-def test_other_transitions_do_nothing(cluster, drain):
+def test_drain_ignores_other_transitions(cluster, drain):
     assert drain("updated") == (0, "")
     assert cluster.used == set()
 

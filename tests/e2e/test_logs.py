@@ -66,7 +66,7 @@ def lines(agent):
     return found
 
 
-def said(agent, *, but=()):
+def messages(agent, *, but=()):
     return [(line["level"], line["message"]) for line in lines(agent) if line["message"] not in but]
 
 
@@ -97,7 +97,7 @@ def test_each_state_change_is_logged_on_one_line_in_order(agent, imds):
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: "was reloaded" in agent.log)
     assert agent.stop() == 0
-    assert said(agent) == [
+    assert messages(agent) == [
         ("INFO", "The agent is running."),
         ("INFO", "Freeze scheduled"),
         ("INFO", "Freeze started"),
@@ -144,7 +144,7 @@ def test_repeated_failures_of_a_sink_are_logged_once_and_counted_at_the_end(agen
     refused = len(peer.received) - len(events)
     assert (over["level"], over["sink"], over["failures"]) == ("INFO", "hook", refused)
     assert over["lasted_seconds"] > 0
-    assert said(agent, but=["Freeze scheduled"]) == [
+    assert messages(agent, but=["Freeze scheduled"]) == [
         ("INFO", "The agent is running."),
         ("WARNING", failed["message"]),
         ("INFO", "The sink responds again."),
@@ -215,7 +215,7 @@ def test_repeated_imds_failures_are_logged_once_and_counted(agent, imds):
     assert len(failed) == 1
     assert only(agent, "The metadata service responds again.")["failures"] == len(struck)
     assert len(struck) >= 6
-    assert [words for words in said(agent) if words != ("WARNING", failed[0]["message"])] == [
+    assert [words for words in messages(agent) if words != ("WARNING", failed[0]["message"])] == [
         ("INFO", "The agent is running."),
         ("INFO", "The metadata service responds again."),
         ("INFO", "The agent stopped."),
@@ -356,4 +356,4 @@ def test_log_level_option_hides_lower_levels(agent, imds, peer):
     peer.accept()
     wait_for_tries(agent, peer, 1)
     assert agent.stop() == 0
-    assert [level for level, _ in said(agent)] == ["WARNING"]
+    assert [level for level, _ in messages(agent)] == ["WARNING"]

@@ -150,7 +150,7 @@ def test_json_prints_one_requirement_per_line(serve, check):
 
 
 @pytest.mark.parametrize(
-    ("url", "arguments", "said"),
+    ("url", "arguments", "message"),
     [
         ("https://portal.invalid", (), "Missing option '--vm-id'"),
         ("https://portal.invalid", ("--vm-id", "web-0"), "'web-0' is not a valid UUID."),
@@ -162,10 +162,10 @@ def test_json_prints_one_requirement_per_line(serve, check):
         ("https://portal.invalid", ("--vm-id", VM_ID, "--decision-by", " "), "--decision-by is empty"),
     ],
 )
-def test_invalid_arguments_exit_2(agent, url, arguments, said):
+def test_invalid_arguments_exit_2(agent, url, arguments, message):
     code, out, err = agent.call("portal-check", url, *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 def test_missing_token_file_exits_1(agent):

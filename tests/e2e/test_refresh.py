@@ -22,7 +22,7 @@ def peer():
         yield each
 
 
-def told(peer, start=0):
+def received(peer, start=0):
     """Return (EventId, transition) of each request."""
     alerts = [json.loads(request.body)[-1] for request in peer.requests[start:]]
     return [(alert["labels"]["event_id"], alert["annotations"]["transition"]) for alert in alerts]
@@ -37,14 +37,16 @@ def test_event_that_ended_while_the_agent_was_down_is_not_refreshed(agent, azure
         "refresh_seconds = 0.3\n",
     )
     agent.start()
-    agent.wait_for(lambda: told(peer).count((gone, "scheduled")) > 1 and told(peer).count((stays, "scheduled")) > 1)
+    agent.wait_for(
+        lambda: received(peer).count((gone, "scheduled")) > 1 and received(peer).count((stays, "scheduled")) > 1
+    )
     assert agent.stop() == 0
     azure.world.cancel(gone)
     before = len(peer.requests)
     agent.start()
     endings = {(gone, "canceled"), (gone, "ended")}
-    agent.wait_for(lambda: endings & set(told(peer, before)))
-    ended_at = next(n for n, sent in enumerate(told(peer)) if sent in endings) + 1
-    agent.wait_for(lambda: told(peer, ended_at).count((stays, "scheduled")) > 2)
-    assert gone not in [event_id for event_id, _ in told(peer, ended_at)]
+    agent.wait_for(lambda: endings & set(received(peer, before)))
+    ended_at = next(n for n, sent in enumerate(received(peer)) if sent in endings) + 1
+    agent.wait_for(lambda: received(peer, ended_at).count((stays, "scheduled")) > 2)
+    assert gone not in [event_id for event_id, _ in received(peer, ended_at)]
     assert agent.stop() == 0

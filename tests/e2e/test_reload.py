@@ -49,7 +49,7 @@ def two():
         yield peer
 
 
-def told(peer):
+def received(peer):
     """Return (EventId, transition) of each record that *peer* received, in order."""
     bodies = [json.loads(request.body)["data"] for request in peer.requests if request.body]
     return [(body["event"]["event_id"], body["transition"]) for body in bodies]
@@ -102,11 +102,11 @@ def test_new_sink_gets_active_and_later_events_without_affecting_others(agent, i
     agent.configure(imds.url, webhook("one", one.address) + webhook("two", two.address))
     hang_up(agent)
     imds.show(document(3, event("E-2")))
-    agent.wait_for(lambda: len(told(two)) == 3)
+    agent.wait_for(lambda: len(received(two)) == 3)
     stop(agent)
     # The evidence of `completed` is observed, because the reload caused no gap.
-    assert told(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
-    assert sorted(told(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
+    assert received(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
+    assert sorted(received(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
     records = read_events(Source(agent.state)).records
     assert {record.evidence.value for record in records} == {"observed"}
     assert [record.sequence for record in records] == [4, 3, 2, 1]
@@ -130,8 +130,8 @@ def test_records_of_a_removed_sink_are_kept_until_the_sink_returns(agent, imds, 
         agent.wait_for(lambda: "Sending failed" in agent.log)
     agent.configure(imds.url, STDOUT)
     hang_up(agent)
-    owed = [line for line in log(agent) if "not in the configuration" in line["message"]]
-    assert [(line["level"], line["sink"], line["pending"]) for line in owed] == [("WARNING", "hook", 2)]
+    pending = [line for line in log(agent) if "not in the configuration" in line["message"]]
+    assert [(line["level"], line["sink"], line["pending"]) for line in pending] == [("WARNING", "hook", 2)]
     imds.show(document(2, event("E-1"), event("E-2"), event("E-3")))
     code, out, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
     rows = [json.loads(line) for line in out.splitlines()]
@@ -142,9 +142,9 @@ def test_records_of_a_removed_sink_are_kept_until_the_sink_returns(agent, imds, 
     ]
     agent.configure(imds.url, STDOUT + webhook("hook", one.address))
     hang_up(agent)
-    agent.wait_for(lambda: len(told(one)) == 2)
+    agent.wait_for(lambda: len(received(one)) == 2)
     stop(agent)
-    assert sorted(told(one)) == [("E-1", "scheduled"), ("E-2", "scheduled")]
+    assert sorted(received(one)) == [("E-1", "scheduled"), ("E-2", "scheduled")]
     assert len(agent.records) == 3
 
 
@@ -156,10 +156,10 @@ def test_changed_sink_sends_pending_records_with_its_new_settings(agent, imds, o
     hang_up(agent)
     refused = len(one.received)
     imds.show(document(2, event("E-1"), event("E-2"), event("E-3", EventType="Reboot")))
-    agent.wait_for(lambda: len(told(two)) == 2)
+    agent.wait_for(lambda: len(received(two)) == 2)
     stop(agent)
     # The filter applies to new records, but not to records that were pending before the reload.
-    assert sorted(told(two)) == [("E-1", "scheduled"), ("E-3", "scheduled")]
+    assert sorted(received(two)) == [("E-1", "scheduled"), ("E-3", "scheduled")]
     assert {request.headers["x-team"] for request in two.requests} == {"b"}
     assert len(one.received) == refused
 
@@ -220,8 +220,10 @@ def test_change_that_requires_a_restart_is_logged_and_the_rest_takes_effect(agen
     agent.config.write_text(agent.config.read_text().replace(before, after))
     hang_up(agent)
     found = [line for line in log(agent) if "takes effect after a restart" in line["message"]]
-    said = [(line["level"], line["message"]) for line in found]
-    assert said == [("WARNING", f"A change of [{key}] takes effect after a restart. All other changes are in effect.")]
+    messages = [(line["level"], line["message"]) for line in found]
+    assert messages == [
+        ("WARNING", f"A change of [{key}] takes effect after a restart. All other changes are in effect.")
+    ]
     imds.show(document(2, event("E-1")))
     agent.wait_for(lambda: agent.records)
     stop(agent)
@@ -257,15 +259,15 @@ def test_invalid_file_changes_nothing_and_logs_each_problem_once(agent, imds, on
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: [line for line in log(agent) if line["level"] == "ERROR"] or count(agent, "was reloaded"))
     imds.show(document(2, event("E-1", "Started")), polls=8)  # enough time for a second message
-    agent.wait_for(lambda: len(told(one)) == 2)
+    agent.wait_for(lambda: len(received(one)) == 2)
     _, shown, _ = agent.call("status", "--state-directory", agent.state)
     assert "The agent rejected its file at the last reload" in " ".join(shown.split())
     stop(agent)
-    assert told(one) == [("E-1", "scheduled"), ("E-1", "started")]
-    said = [line["message"] for line in log(agent) if line["level"] == "ERROR"]
-    assert len(said) == len(words)
-    assert all("Nothing was changed" in message for message in said)
-    assert all(any(word in message for message in said) for word in words), said
+    assert received(one) == [("E-1", "scheduled"), ("E-1", "started")]
+    messages = [line["message"] for line in log(agent) if line["level"] == "ERROR"]
+    assert len(messages) == len(words)
+    assert all("Nothing was changed" in message for message in messages)
+    assert all(any(word in message for message in messages) for word in words), messages
     assert not count(agent, "was reloaded")
 
 
@@ -287,7 +289,7 @@ def test_thirty_reloads_lose_no_records_and_leak_no_threads_or_descriptors(agent
 
     one.reply(slowly)
     start(agent, imds, sinks(0), event("E-0"))
-    agent.wait_for(lambda: len(told(one)) == 1)
+    agent.wait_for(lambda: len(received(one)) == 1)
     before = open_now()
     events = []
     for number in range(30):
@@ -299,17 +301,17 @@ def test_thirty_reloads_lose_no_records_and_leak_no_threads_or_descriptors(agent
         else:
             hang_up(agent)
         imds.wait_for_polls(1)
-    agent.wait_for(lambda: len(set(told(one))) == 181, timeout_seconds=60)
+    agent.wait_for(lambda: len(set(received(one))) == 181, timeout_seconds=60)
     agent.wait_for(lambda: len(agent.records) == 181)
     hang_up(agent)  # After this reload, no earlier reload is in progress.
     imds.show(document(60, *events))
-    agent.wait_for(lambda: len(set(told(one))) == 182)
+    agent.wait_for(lambda: len(set(received(one))) == 182)
     threads, descriptors = before
     # SQLite can keep one descriptor of the outbox for its next user.
     agent.wait_for(lambda: open_now()[0] <= threads and open_now()[1] <= descriptors + 1)
     stop(agent)
     assert count(agent, "was reloaded") >= 3
-    assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
+    assert {name for name, _ in received(one)} == {"E-0", *(each["EventId"] for each in events)}
     sinks = read_status(Source(agent.state)).totals.sinks
     assert {name: row.pending for name, row in sinks.items()} == {"out": 0, "hook": 0}
     assert len(agent.records) == 182, "a reload does not replace an unchanged sink, so there are no duplicates"

@@ -93,7 +93,7 @@ def test_run_starts_next_to_the_service_with_the_option_or_a_simulator(agent, co
     ("user", "advice"),
     [("nobody", "Run the command as root, with sudo."), ("root", f"Use --state-directory {SERVICE}.")],
 )
-def test_other_commands_name_the_state_directory_of_the_service(agent, config, user, advice):
+def test_other_commands_report_the_state_directory_of_the_service(agent, config, user, advice):
     for command in (("status",), ("events",), ("approve", "A")):
         code, out, err = as_a_login(agent, *command, "--config", config, user=user)
         assert (code, out) == (1, ""), (command, err)

@@ -30,7 +30,7 @@ def start(agent, imds):
     agent.wait_for(lambda: "The agent is running" in agent.log)
 
 
-def told(agent):
+def transitions(agent):
     return [(record["event"]["event_id"], record["transition"]) for record in agent.records]
 
 
@@ -45,4 +45,4 @@ def test_agent_relocks_a_replaced_state_directory_and_a_second_run_exits_73(agen
     imds.show(document(2, "E-1"))
     agent.wait_for(lambda: agent.records)
     assert agent.stop() == 0
-    assert told(agent) == [("E-1", "scheduled")]
+    assert transitions(agent) == [("E-1", "scheduled")]

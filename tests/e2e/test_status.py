@@ -195,7 +195,7 @@ def test_status_shows_the_configuration_and_the_version(agent, azure):
     assert "/etc/scheduled-events-bridge/config.toml" in out
 
 
-def test_events_are_sorted_by_time_with_the_affected_vms(agent, azure):
+def test_status_sorts_events_by_time_and_shows_the_affected_vms(agent, azure):
     agent.configure(azure.endpoint)
     for spec in (
         EventSpec(event_type="Terminate", notice_seconds=3 * 86_400 + 4_000, resources=("vm_0", "vm_1", "vm_2")),
@@ -223,7 +223,7 @@ def test_events_are_sorted_by_time_with_the_affected_vms(agent, azure):
     ]  # fmt: skip
 
 
-def test_failing_sinks_are_shown_with_the_error_and_the_next_step(agent, azure, peer):
+def test_status_shows_failing_sinks_with_the_error_and_the_next_step(agent, azure, peer):
     sinks = (
         webhook("token", f"{peer}/401"),
         webhook("refuses", f"{peer}/422"),

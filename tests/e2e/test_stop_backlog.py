@@ -148,9 +148,9 @@ def test_stop_sends_or_keeps_a_backlog_of_thousands(agent, imds, slow, address_o
     assert_complete(agent, ["stdout", *kinds], count=2 * EVENTS)
     assert_delivered_is_at(slow, agent)
     assert {record["id"] for record in agent.records} >= rows(agent, "stdout").get("delivered", set())
-    [said] = [line for line in map(json.loads, agent.log.splitlines()) if line["message"] == "The agent stopped."]
-    owed = {kind: len(rows(agent, kind).get("pending", ())) for kind in ["stdout", *kinds]}
-    assert said["pending"] in (owed, None), "None means that the outbox was too busy"
+    [stopped] = [line for line in map(json.loads, agent.log.splitlines()) if line["message"] == "The agent stopped."]
+    pending = {kind: len(rows(agent, kind).get("pending", ())) for kind in ["stdout", *kinds]}
+    assert stopped["pending"] in (pending, None), "None means that the outbox was too busy"
 
 
 def test_next_start_sends_the_kept_backlog_with_at_most_one_duplicate(agent, imds, slow):

@@ -98,11 +98,11 @@ def test_canceled_send_transmits_no_data_later(make_sink, make_record, emulator)
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("Please wait 7 seconds and try again.", 7.0), ("The request was terminated.", 4.0)]
+    ("message", "seconds"), [("Please wait 7 seconds and try again.", 7.0), ("The request was terminated.", 4.0)]
 )
-def test_server_busy_sets_the_retry_delay(make_sink, make_record, emulator, said, seconds) -> None:
+def test_server_busy_sets_the_retry_delay(make_sink, make_record, emulator, message, seconds) -> None:
     sink = make_sink()
-    emulator.faults({"kind": "reject", "condition": "com.microsoft:server-busy", "description": said})
+    emulator.faults({"kind": "reject", "condition": "com.microsoft:server-busy", "description": message})
     assert failure(sink, make_record()).retry_after == seconds
 
 

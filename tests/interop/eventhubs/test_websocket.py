@@ -21,8 +21,8 @@ pytestmark = pytest.mark.interop
 def front_port(emulator: Any, authority: Any) -> Iterator[int]:
     if importlib.util.find_spec("aiohttp") is None:
         pytest.skip("the websocket transport needs aiohttp")
-    with running("websocket_front", str(emulator.ports["amqp"]), authority.cert_file, authority.key_file) as said:
-        yield int(said)
+    with running("websocket_front", str(emulator.ports["amqp"]), authority.cert_file, authority.key_file) as port:
+        yield int(port)
 
 
 @pytest.fixture
