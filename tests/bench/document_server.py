@@ -79,14 +79,14 @@ class _Machine:
     polls_a_change: int
     events: int
     polls: int = 0
-    told: int = 0
+    shown: int = 0
 
     def poll(self) -> bytes:
         number = min(self.polls // self.polls_a_change, self.changes)
         self.polls += 1
         answer = _answer(_document(number, self.events))
-        if number != self.told:
-            self.told = number
+        if number != self.shown:
+            self.shown = number
             line = {"port": self.port, "incarnation": number + 1, "monotonic_seconds": time.monotonic()}
             _say(line)
         return answer

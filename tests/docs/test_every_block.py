@@ -264,7 +264,7 @@ def test_configuration_block_is_valid(page, block, seen, checked):
     if seen is uncommented and uncommented(block.text) == block.text:
         pytest.skip("no commented keys")
     done = checked(seen(block.text))
-    said = getattr(done.exception, "mistakes", done.exception)
-    assert (said, done.return_value) == (None, 0), done.output
+    problems = getattr(done.exception, "mistakes", done.exception)
+    assert (problems, done.return_value) == (None, 0), done.output
     warnings = [line for line in done.output.splitlines() if line.startswith("Warning: ") and "root" not in line]
     assert [line for line in warnings if EXPECTED_WARNINGS.get(block.mark, "none") not in line] == [], page
