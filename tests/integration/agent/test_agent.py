@@ -118,7 +118,7 @@ def test_start_without_a_configuration_reports_the_effect_of_the_first_request(t
     assert len(said) == (0 if has_file else 1)
 
 
-def test_restart_after_a_good_response_does_not_use_the_long_deadline_of_the_first_request(agent):
+def test_restart_after_a_good_response_uses_the_short_imds_deadline(agent):
     assert wait_until(lambda: agent.poller.good_at is not None)
     agent.stop()
     agent.simulator.close()
@@ -146,7 +146,7 @@ def test_commands_read_and_change_the_running_agent(agent):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
-def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agent, tmp_path):
+def test_state_directory_that_is_moved_away_and_restored_is_used_again(agent, tmp_path):
     state, aside, between = (tmp_path / name for name in ("state", "aside", "between"))
     state.rename(aside)
     agent.run_due()

@@ -90,7 +90,7 @@ def listed(capsys, directory, *, limit=50, **wanted):
         ("2026-11-20", NOW - timedelta(hours=12)),
     ],
 )
-def test_since_takes_a_duration_or_a_time(text, expected):
+def test_since_accepts_a_duration_or_a_time(text, expected):
     assert moment(text, NOW) == expected
 
 
@@ -277,7 +277,7 @@ def recovered(path, to):
         new.commit()
 
 
-def test_import_adds_pending_records_and_holds_of_a_recovered_copy_once(stage, kit, capsys, tmp_path):
+def test_import_of_a_recovered_copy_adds_pending_records_and_holds_once(stage, kit, capsys, tmp_path):
     own = kit.commit(stage.outbox, kit.event("E-1"))
     old = type(kit)(tmp_path / "old")
     lost = old.open()

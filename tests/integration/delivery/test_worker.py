@@ -75,7 +75,7 @@ def test_failure_of_a_sink_on_the_next_batch_hint_is_ignored(bench, monkeypatch)
     assert hints == [["B", "B"], ["C", "C"]]
 
 
-def test_sink_warms_up_once_after_the_first_document_and_no_record_waits_for_the_document(bench, monkeypatch):
+def test_sink_warms_up_once_after_the_first_document_without_delaying_records(bench, monkeypatch):
     monkeypatch.setattr(WarmSink, "count", 0)
     box = bench.sink(sink_class=WarmSink)
     bench.has_seen_document = False

@@ -161,7 +161,7 @@ def test_vm_stays_out_of_service_for_a_period_after_an_unproven_ending(bench, ev
     assert bench.status == 200
 
 
-def test_a_postponed_event_keeps_the_vm_out(bench):
+def test_postponed_event_keeps_the_vm_out_of_service(bench):
     bench.show(event())
     assert bench.status == 503
     bench.show(event(seconds=86_400))

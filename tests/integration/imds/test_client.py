@@ -309,7 +309,7 @@ def versions(service, connect):
     return Versions(service, connect)
 
 
-def test_the_preview_version_is_used_where_it_is_supported(versions):
+def test_preview_version_is_used_if_supported(versions):
     assert versions.poll() == ([PREVIEW], PREVIEW)
     assert versions.poll() == ([PREVIEW], PREVIEW)
 

@@ -264,7 +264,7 @@ def test_outbox_of_another_machine_is_not_continued(bench):
     assert bench.stored == []
 
 
-def test_stored_document_is_not_compared_before_the_identity_is_confirmed_after_a_boot(bench):
+def test_stored_document_is_compared_after_the_identity_is_confirmed(bench):
     bench.poll(document(1, event("Started", event_type="Freeze")))
     bench.restart(after_seconds=60, boot_id="boot-2", identify=False)
     bench.poll(document(2), times=20)
@@ -276,7 +276,7 @@ def test_stored_document_is_not_compared_before_the_identity_is_confirmed_after_
     assert len(bench.stored) == 2
 
 
-def test_urgent_event_is_recorded_once_after_two_seconds_without_a_confirmed_identity(bench):
+def test_urgent_event_is_recorded_after_two_seconds_without_an_identity(bench):
     bench.restart(boot_id="boot-2", identify=False)
     bench.poll(document(1, event()), times=2)
     assert bench.told == []

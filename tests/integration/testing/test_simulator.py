@@ -25,7 +25,7 @@ COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https%3A%2F%2Feventhubs.azure.net"
 
 
-def test_the_events_document_follows_the_clock_over_one_kept_connection(simulator, session, clock):
+def test_events_document_follows_the_clock_over_one_connection(simulator, session, clock):
     assert get(session, simulator).json() == {"DocumentIncarnation": 1, "Events": []}
     event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
     assert get(session, simulator).json()["Events"][0]["NotBefore"] == "Mon, 06 May 2030 07:23:09 GMT"

@@ -82,7 +82,7 @@ def test_unconfirmed_change_closes_no_decision_and_no_approval(shown):
     ],
     ids=["step back", "tracked differs", "not tracked", "shown differs", "absent", "unsettled"],
 )
-def test_a_post_needs_the_same_scheduled_event_in_the_response_and_in_the_tracked_document(shown, tracked, unsettled):
+def test_request_needs_the_same_event_in_response_and_tracked_document(shown, tracked, unsettled):
     waiting = decision_on(EVENT, state=DecisionStage.WAITING)
     approval = wanted(waiting)
     state = state_of(waiting, approvals=[approval])

@@ -31,7 +31,7 @@ def test_the_command_accepts_its_examples(line):
     assert missing == []
 
 
-def test_help_lists_every_command_in_a_group_and_the_location_of_the_configuration():
+def test_help_lists_every_command_in_a_group_and_the_configuration_path():
     said = CliRunner().invoke(commands, ["--help"]).output
     assert all(f"\n  {name} " in said for name in commands.commands)
     for place in ("$SCHEDULED_EVENTS_BRIDGE_CONFIG", "/etc/scheduled-events-bridge/config.toml", "$STATE_DIRECTORY"):

@@ -58,7 +58,7 @@ def send_test(config):
     )
 
 
-def test_sink_that_uses_requests_imports_it_without_character_set_detection_and_without_a_warning(tmp_path):
+def test_requests_is_imported_without_charset_detection_or_warning(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(
         '[[sinks]]\ntype = "eventhubs"\nfully_qualified_namespace = "x.servicebus.windows.net"\neventhub = "y"\n'

@@ -66,7 +66,7 @@ def test_failing_event_is_sent_alone_one_record_at_a_time(schedule):
     assert chosen(Rows("a", "a"), schedule, now=10.0) == [1]
 
 
-def test_after_a_failure_an_event_that_has_not_failed_goes_first(schedule):
+def test_event_without_failures_is_sent_first_after_a_failure(schedule):
     fail(schedule, "a")
     assert chosen(Rows("a", "b"), schedule, now=10.0, max_batch=1) == [2]
 

@@ -60,7 +60,7 @@ def is_wanted(each, vm_name=ME, **filters):
         (("other",), "", True),
     ],
 )
-def test_scope_mine_selects_events_of_this_vm_of_no_vm_or_with_unknown_vm_name(resources, vm_name, mine):
+def test_scope_mine_selects_events_of_this_vm_or_all_without_a_vm_name(resources, vm_name, mine):
     assert is_wanted(record(resources=resources), vm_name) is mine
     assert is_wanted(record(resources=resources), vm_name, scope="all")
 

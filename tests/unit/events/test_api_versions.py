@@ -26,7 +26,7 @@ def test_an_absence_under_the_older_version_counts_after_five_minutes():
     assert agent.feed(shown(STABLE), start=301) == [(301, "completed", "inferred")]
 
 
-def test_a_recommendation_that_only_the_newer_version_shows_ends_after_five_minutes():
+def test_recommendation_only_in_the_newer_version_ends_after_five_minutes():
     agent = watching(RISK)
     assert agent.feed(*[shown(STABLE)] * 301) == [(301, "canceled", "inferred")]
 

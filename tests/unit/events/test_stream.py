@@ -23,7 +23,7 @@ def test_without_an_earlier_stream_the_time_is_now(after):
     assert (found.version, found.variant, milliseconds(str(found))) == (7, uuid.RFC_4122, NOW_MILLISECONDS)
 
 
-def test_a_clock_that_was_set_back_continues_one_millisecond_after_the_stored_stream():
+def test_clock_set_back_continues_one_millisecond_after_the_stored_stream():
     before = new_stream_id(NOW, None)
     after = new_stream_id(NOW - timedelta(days=1), before)
     assert milliseconds(after) == NOW_MILLISECONDS + 1

@@ -107,7 +107,7 @@ def test_an_event_whose_absence_is_unconfirmed_stays_in_the_tracked_document():
     assert agent.stored == tracked
 
 
-def test_an_ending_has_the_time_and_the_incarnations_of_the_first_response_without_the_event():
+def test_ending_has_time_and_incarnations_of_the_first_response_without_it():
     agent = announced()
     agent.feed(*[document(incarnation=number) for number in (2, 5, 6, 7, 9)])
     ending = agent.changes[-1]
@@ -140,7 +140,7 @@ def test_the_absence_of_a_completed_event_is_confirmed_without_a_record():
 # Steps back.
 
 
-def test_a_step_back_needs_five_responses_and_is_ignored_with_all_its_fields_until_then():
+def test_step_back_is_ignored_with_all_fields_until_five_responses():
     agent = started()
     back = document(event(description="other"), incarnation=0)
     assert agent.feed(*[back] * 4) == []
@@ -211,7 +211,7 @@ def test_a_day_of_silence_while_the_agent_runs_counts_by_either_clock():
         assert [one[1:] for one in agent.seen[1:]] == [("completed", "inferred")]
 
 
-def test_an_absence_that_begins_while_the_service_is_turned_on_needs_five_minutes():
+def test_absence_during_service_activation_needs_five_minutes():
     agent = Agent(document(STARTED), last_good_at=NOW - timedelta(days=2))
     assert agent.feed(*[document(STARTED)] * 100, *[GONE] * 310) == [(401, "completed", "observed")]
 
@@ -235,7 +235,7 @@ def test_boot_ends_only_events_absent_from_every_later_response():
     assert Agent(document(past), **known).feed(document(past), *[GONE] * 5) == [(6, "ended", "unknown")]
 
 
-def test_an_agent_that_is_stopped_while_a_boot_is_unconfirmed_still_proves_the_boot():
+def test_boot_is_still_proven_if_the_agent_stops_before_confirmation():
     past = event(not_before=NOW - timedelta(hours=1))
     known = {"last_good_at": NOW - timedelta(hours=2), "booted_at": NOW}
     agent = Agent(document(past), **known)
@@ -272,7 +272,7 @@ def test_an_update_that_is_not_committed_is_returned_again():
     assert [one.transition for one in first.changes] == [one.transition for one in again.changes] != []
 
 
-def test_the_same_response_again_has_no_update_and_no_write():
+def test_repeated_response_causes_no_update_and_no_write():
     agent, shown = Agent(document()), document(STARTED)
     agent.observe(shown, 1)
     assert [agent.observe(shown, second) for second in range(2, 100)] == [None] * 98
@@ -313,7 +313,7 @@ STALE_DOCUMENTS = [
 @pytest.mark.parametrize("interval", POLL_SECONDS)
 @pytest.mark.parametrize("is_stale", STALE_PATTERNS)
 @pytest.mark.parametrize("stale", STALE_DOCUMENTS)
-def test_stale_responses_end_nothing_for_ten_minutes_and_the_true_ending_is_recorded(stale, is_stale, interval):
+def test_stale_responses_end_no_event_and_the_real_ending_is_recorded(stale, is_stale, interval):
     chance = random.Random(24)
     agent = Agent(document())
     seconds = position = 0
@@ -340,7 +340,7 @@ EVENTS = st.sampled_from(
 
 
 @given(st.lists(st.lists(EVENTS, max_size=2, unique_by=lambda one: one.key), max_size=60), st.data())
-def test_an_ending_or_a_step_back_is_recorded_only_after_five_agreeing_responses(history, data):
+def test_ending_or_step_back_is_recorded_after_five_agreeing_responses(history, data):
     agent, shown = Agent(document()), []
     for second, events in enumerate(history, start=1):
         if data.draw(st.booleans()):
@@ -363,7 +363,7 @@ def test_an_ending_or_a_step_back_is_recorded_only_after_five_agreeing_responses
 
 
 @given(st.lists(DOCUMENTS, max_size=6), st.integers(0, 6))
-def test_a_restart_at_any_point_neither_loses_nor_invents_a_record(history, stop_at):
+def test_restart_at_any_point_neither_loses_nor_adds_a_record(history, stop_at):
     def run(*, restarted):
         agent = Agent(document())
         for position, shown in enumerate(history):

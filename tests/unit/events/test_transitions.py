@@ -119,7 +119,7 @@ def test_boot_proves_only_a_reboot_or_redeploy_of_this_vm(fields, known, expecte
         (timedelta(minutes=9), frozenset({"B-2"}), ("ended", "unknown")),
     ],
 )
-def test_a_boot_before_not_before_proves_nothing_unless_this_agent_approved(
+def test_boot_before_not_before_is_no_proof_without_an_approval_by_this_agent(
     booted_before_not_before, approved, expected
 ):
     """If the user reboots during the notice period, the event is still scheduled or was canceled."""
@@ -158,7 +158,7 @@ def test_event_is_not_canceled_while_a_similar_event_remains():
     ("rise", "expected"), [(-1, "ended"), (0, "canceled"), (1, "canceled"), (3, "canceled"), (4, "ended")]
 )
 @pytest.mark.parametrize("has_gap", [False, True])
-def test_the_incarnation_may_rise_by_the_number_of_changed_events(rise, expected, has_gap):
+def test_incarnation_can_increase_by_the_number_of_changed_events(rise, expected, has_gap):
     same = event(event_id="same", event_type="Freeze")
     before = document(event(), event(event_id="B", event_type="Redeploy"), same, incarnation=5)
     after = document(

@@ -170,7 +170,7 @@ def test_update_moves_not_before_and_can_change_the_type(world, clock):
     assert world.events()[0].status == "Scheduled"
 
 
-def test_a_replaced_document_is_served_byte_for_byte_and_its_events_can_be_approved(world):
+def test_replaced_document_is_served_unchanged_and_its_events_are_approvable(world):
     body = b'{"DocumentIncarnation": "abc123",   "Events": [{"EventId": "11111111-AAAA"}]}'
     world.replace_document(body)
     assert world.document("2017-03-01") == body
