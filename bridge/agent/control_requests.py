@@ -124,7 +124,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     newest_record_at: float | None
     totals: OutboxTotals
     last_errors: dict[str, tuple[str, float]]
-    """For each sink, the newest error of its pending and parked records, and its time in Unix seconds."""
+    """For each sink, the newest error of a pending or parked record, and the time of the error in Unix seconds."""
     last_transitions: dict[str, TransitionRecord]
     """The newest record that Azure caused for each active event, by event key."""
     last_ending: TransitionRecord | None

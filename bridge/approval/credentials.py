@@ -34,7 +34,10 @@ def secret_token(remote: RemoteSettings) -> str | None:
 
 
 class PortalCredential:
-    """Provides *renewed*, the token from Entra ID, or the secret token of *remote*."""
+    """Provides the token for the portal.
+
+    The token comes from *renewed* if it is not None, and otherwise from Entra ID or the secret of *remote*.
+    """
 
     def __init__(self, remote: RemoteSettings, renewed: RenewedToken | None = None) -> None:
         if renewed is None and remote.entra_scope is not None:

@@ -231,7 +231,7 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
 
 @functools.lru_cache(maxsize=1)
 def jws() -> PyJWS:
-    """Return the object that signs and verifies tokens, with the only valid algorithm."""
+    """Return the object that signs and verifies tokens. It accepts only one algorithm."""
     from jwt import PyJWS  # noqa: PLC0415 - imports cryptography, which only approvals need
 
     return PyJWS(algorithms=[ALGORITHM])

@@ -29,7 +29,7 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     """
     resources, seconds = event.resources, event.duration_seconds
     members = {  # in the order of RFC 8785
-        # Like JavaScript, RFC 8785 section 3.2.2.3 writes an integer as the shortest text of its double.
+        # RFC 8785 section 3.2.2.3 converts a number to a double and writes its shortest form, as JavaScript does.
         "DurationInSeconds": None if seconds is None else int(Decimal(repr(float(seconds)))),
         "EventId": event.event_id,
         "EventSource": event.event_source,

@@ -1,8 +1,8 @@
 """Turns decisions into approvals or refusals. The functions do no I/O.
 
-A new approve decision first waits for a new document that contains its event. It can then wait for more approvers
-(`bridge.approval.two_person_rule`), for another approval to end, or for a response from Azure. The decision stops
-waiting when it expires. A hold stays in force until its event disappears (`bridge.approval.holds`).
+When an approve decision arrives, it first waits until a newly fetched document contains its event. Then it can wait for
+more approvers (`bridge.approval.two_person_rule`), for the end of another approval, or for a response from Azure. It
+stops waiting when it expires. A hold applies until its event disappears from the document (`bridge.approval.holds`).
 
 An approve decision applies to only one version of an event. If Azure changes the event, the agent refuses the decision.
 

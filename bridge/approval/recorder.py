@@ -45,7 +45,7 @@ class ApprovalRecorder:
         self._refusals: dict[str, _Refusals] = {}
 
     def refuse(self, refusals: Sequence[ApprovalRecord]) -> None:
-        """Count *refusals*, so that `write` can write their records later."""
+        """Count *refusals*. A later call of `write` writes their records."""
         with self._lock:
             for refusal in refusals:
                 known = self._refusals.setdefault(refusal.approval.result, _Refusals())

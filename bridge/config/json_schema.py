@@ -45,7 +45,7 @@ def configuration_schema() -> dict[str, Any]:
 
 
 def _structs(types: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:
-    """Yield every struct in *types*, and every struct in the fields of these structs."""
+    """Yield all structs in *types*, including the structs in their fields."""
     for each in types:
         if isinstance(each, msgspec.inspect.StructType):
             yield each.cls

@@ -148,7 +148,9 @@ def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: b
     try:
         exists = file.exists()
     except OSError:
-        exists = True  # The directory is unreadable. Reading the file reports this error, while the defaults hide it.
+        exists = (
+            True  # The directory is unreadable. Reading the file reports this error, which the defaults would hide.
+        )
     if asked is not None and not exists:
         who = "--config" if explicit else f"${CONFIG_VARIABLE}"
         raise ConfigurationError(
@@ -177,8 +179,8 @@ def service_directory(environ: Mapping[str, str] = os.environ, *, windows: bool 
 def directory_despite_errors(explicit: Path | None, error: ConfigurationError) -> Path:
     """Return the service's state directory, for a command with an invalid configuration.
 
-    The agent of the service continues with its earlier configuration. If the user has selected the configuration
-    *explicit*, the service might use a different one, and the function raises *error*.
+    A running service continues with the configuration that it loaded earlier. *explicit* is the file that the user
+    named, or None. If the user named a file, it might not be the file of the service, so the function raises *error*.
     """
     directory = service_directory()
     if explicit is not None or not directory.exists():

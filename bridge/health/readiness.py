@@ -20,7 +20,7 @@ class ImdsState(Protocol):
 
     good_at: datetime | None
     refused_answer: str | None
-    """What was wrong with the last response, or None if IMDS did not respond."""
+    """The error in the last response, or None if IMDS did not respond."""
 
     @property
     def silent_seconds(self) -> float | None:
@@ -86,7 +86,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_polling_is_not_ready(imds: ImdsState) -> list[str]:
-    """Return a sentence if the last good response is too long ago, or if none arrived yet."""
+    """Return a sentence if the last good response is too old, or if there was none yet."""
     silent_seconds, refused = imds.silent_seconds, imds.refused_answer
     if silent_seconds is None:
         return ["IMDS has not responded yet." if refused is None else f"IMDS returned no document: {refused}"]

@@ -36,9 +36,10 @@ class HttpResponse(NamedTuple):
 class DeadlineConnection:
     """A connection to *host*. Threads can share it, and it handles one request at a time.
 
-    *tls* returns the TLS context for each new connection, so that renewed certificates take effect. Without *tls*, the
-    connection is not encrypted. *proxy* is the host and the port of an HTTP proxy, which receives *proxy_headers*. A
-    request over TLS uses a tunnel through the proxy. Any other request through a proxy needs a URL instead of a path.
+    *tls* is called for each new connection and returns the TLS context, so that renewed certificates take effect. If
+    *tls* is None, the connection is not encrypted. *proxy* is the host and port of an HTTP proxy. *proxy_headers* are
+    sent only to this proxy. TLS connections use a tunnel through the proxy. Without TLS, the caller must pass a
+    complete URL to `request` if there is a proxy.
     """
 
     def __init__(

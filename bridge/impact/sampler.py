@@ -1,4 +1,4 @@
-"""Reads the clocks of the VM on a thread, and stores the most recent pauses.
+"""Detects pauses of the VM by comparing its clocks, and stores the most recent pauses.
 
 From 10 s before an event of this VM until its end, the thread reads the clocks every 50 ms. At other times, the poll
 thread reads the clocks after each wait, because waking a second thread would use more CPU time.

@@ -85,7 +85,7 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Process a good response. The changes are stored already. Must return quickly."""
+        """Process a good response, after its changes are stored. Must return quickly."""
 
     def wait_for_submission(self) -> None:
         """Wait up to one second for the result of the current approval request."""

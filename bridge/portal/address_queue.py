@@ -1,7 +1,8 @@
 """Limits expensive work per address block, so that one client cannot delay the others.
 
-An address block is an IPv4 /24 or an IPv6 /64. Work first waits for the limit of its block, and then for the total
-limit. Therefore, a block with much waiting work takes at most its own share of the total limit.
+An address block is an IPv4 /24 or an IPv6 /64. A task first waits until its block runs fewer tasks than a block may
+run. Then it waits until the total is below the total limit. Therefore, a block that sends many requests cannot use up
+the total limit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class AddressQueue:
         self._total = asyncio.Semaphore(running)
         self._blocks: dict[str, asyncio.Semaphore] = {}
         self._entered: Counter[str] = Counter()
-        """The running and waiting work of each block."""
+        """The number of running and waiting tasks of each block."""
 
     @contextlib.asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:

@@ -1,8 +1,8 @@
 """Groups and compares the addresses of clients.
 
-Behind the proxies in `proxy_addresses`, ProxyHeadersMiddleware of uvicorn replaces the address of the proxy with the
-last address in the ``X-Forwarded-For`` header that does not belong to such a proxy. A client can forge all earlier
-addresses.
+A proxy in `proxy_addresses` adds the address of its client to the ``X-Forwarded-For`` header. Therefore, if a request
+comes from such a proxy, ProxyHeadersMiddleware of uvicorn reads the header from its end, and uses the first address
+that is not the address of a proxy. A client can forge all addresses before it.
 """
 
 from __future__ import annotations

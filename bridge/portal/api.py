@@ -1,7 +1,7 @@
 """The JSON API for events, agents, audit entries, verdicts, and decisions.
 
-A program reads with a token of `[readers]`. To submit or withdraw a verdict, a request needs a session cookie, a valid
-``Origin``, and the session's CSRF token in ``X-CSRF-Token``.
+To read events, a program sends a token of `[readers]`. To submit or withdraw a verdict, it sends a session cookie, a
+valid ``Origin`` header, and the CSRF token of the session in the ``X-CSRF-Token`` header.
 """
 
 from __future__ import annotations

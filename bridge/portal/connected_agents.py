@@ -217,7 +217,7 @@ class ConnectedAgents:
         self._unshared |= {each.vm_key for each in agents}
 
     def share_all(self) -> None:
-        """Let `take_unshared` return every agent of this process."""
+        """Make the next call of `take_unshared` return all agents of this process."""
         self._unshared |= self._here.keys()
 
     def heartbeats(self) -> dict[str, int]:
@@ -245,7 +245,7 @@ class ConnectedAgents:
             self._changed.add(each.vm_key)
 
     def take_over_stopped(self) -> list[str]:
-        """Add the agents of stopped processes to this process, and return the processes."""
+        """Take over the agents of stopped portal processes. Return these processes."""
         now = self._clock.monotonic()
         stopped = [name for name, each in self._processes.items() if each.connection(now) is Connection.DISCONNECTED]
         for name in stopped:

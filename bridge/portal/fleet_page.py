@@ -103,7 +103,7 @@ async def bind(site: Site, request: Request, person: Person, _form: Form) -> Res
 
 
 def _follows(kid: str | None, seen: tuple[Connection, AgentReport, bool] | None) -> str:
-    """Return "yes" if the agent would act on an approval by *kid*, or the reason why not."""
+    """Return "yes" if the agent would act on an approval by *kid*. Otherwise, return why not."""
     if seen is None:
         return "no: it has not polled for decisions within a day"
     connection, report, _ = seen

@@ -41,7 +41,7 @@ class LoginPages:
         self.renderer = Renderer()
 
     def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return a handler that calls *answer* for a logged-in person."""
+        """Return a handler that calls *answer* if the person is logged in."""
 
         async def page(request: Request) -> Response:
             person = request.state.person = await self._users.person_of(request)

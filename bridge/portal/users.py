@@ -196,7 +196,7 @@ class Users:
     async def person(
         self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, *, is_activity: bool = True
     ) -> Person:
-        """Return the person who sent a request from *address*, the direct peer.
+        """Return the person who sent a request. *address* is the address of the direct peer.
 
         Raise AccessDenied (401) for an unknown person.
         """

@@ -14,8 +14,8 @@ These rules apply to the verdicts on one event:
 - If an event needs more than one person, only people of the same issuer count together. Otherwise, one person with a
   local account and an account of the OpenID Connect provider could approve twice.
 
-Agents cannot check this rule, because the portal signs a single decision with its own key on behalf of all approvers.
-The agent's setting `required_approvals` is a separate rule that counts the approvers of different signing keys
+Agents cannot check this rule, because the portal signs one decision for all approvers, with its own key. The agent has
+a similar setting, `required_approvals`, which counts the signing keys of the decisions
 (`bridge.approval.two_person_rule`).
 """
 

@@ -180,7 +180,7 @@ def contains_pattern(text: str) -> str:
 
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert those of *rows* whose primary key does not exist."""
+    """Insert the rows whose primary key does not exist yet."""
     if rows:
         connection.execute(insert(connection, table).on_conflict_do_nothing(), list(rows))
 

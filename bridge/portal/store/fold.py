@@ -58,7 +58,7 @@ class _Event(msgspec.Struct, kw_only=True):
 
 
 def lock_events(connection: Connection, keys: Iterable[str]) -> None:
-    """Lock the existing rows of *keys* in their order."""
+    """Lock the existing rows of *keys* in the order of the keys."""
     query = select(events.c.event_key).order_by(events.c.event_key).with_for_update()
     list(rows_in(connection, query, events.c.event_key, sorted(keys)))
 

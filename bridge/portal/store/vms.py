@@ -1,4 +1,4 @@
-"""Lists VMs, stores the inventory, and resolves names that two VMs claim.
+"""Lists VMs, stores the inventory, and assigns a name to one VM if two VMs claim it.
 
 Filters apply in SQL before any counting or truncation.
 """

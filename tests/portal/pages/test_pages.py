@@ -133,7 +133,10 @@ def test_required_approvals_need_two_different_users(tmp_path):
         office.portal.send(fleet_record(0, resources=("vm_0",)))
         office.poll(0, **ABLE)
         ann, bob = office.browser("ann"), office.browser("bob")
-        assert "Approve starts the event after 1 more approval, for this VM: vm_0" in ann.page(f"/events/{A}").buttons
+        assert (
+            "Approve after your approval, 1 other approver must approve before the event starts, for this VM: vm_0"
+            in ann.page(f"/events/{A}").buttons
+        )
         ann.submit(f"/events/{A}", "approve")
         page = ann.page(f"/events/{A}")
         assert "Approved by ann. The event needs 1 more approval." in page.text
