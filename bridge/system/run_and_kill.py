@@ -148,6 +148,10 @@ class _Program:
             self.end(Ending.DEADLINE, notice_seconds=limit.left_seconds)
             self._wait(RunningTime(min(_REAP_SECONDS, deadline_seconds * _REAP_SHARE)))
         wait([self._reading], _LAST_OUTPUT_SECONDS if self._ending is None else 0.0)
+        if self._process.returncode is None:
+            # The program is in a system call that SIGKILL cannot interrupt. Wait on a thread, to leave no zombie.
+            with contextlib.suppress(RuntimeError):
+                run_daemon("process:reap", self._process.wait)
         return Finished(
             ending=self._ending or Ending.ITSELF,
             exit_code=self._process.returncode,
