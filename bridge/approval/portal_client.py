@@ -158,7 +158,7 @@ class PortalClient:
         self._session.close()
 
     def close(self) -> None:
-        """Cancel the current request. If the client waits for a token, cancel the wait."""
+        """Cancel the current request. If the client is waiting for a token, stop waiting."""
         self._credential.close()
         self._session.close()
         if self._token_session is not None:

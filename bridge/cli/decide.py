@@ -76,9 +76,10 @@ def print_decisions(
 ) -> None:
     """Sign decisions on an event. Print one token per line, and a summary.
 
-    *event_file* is a Scheduled Events document, or contains transition records or CloudEvents in JSON Lines format. If
-    *for_all* is true, the function signs a decision for each VM in the file that can still follow it. Otherwise, it
-    signs a decision only for *vm_id* or, by default, for the only VM in the file.
+    *event_file* contains a Scheduled Events document, or records or CloudEvents in JSON Lines format. If *for_all* is
+    false, the file must show the event on only one VM, and *vm_id* can replace the vmId in the file. If *for_all* is
+    true, the function signs one hold for each VM on which the event is not over, or one approval for each VM on which
+    it is Scheduled.
     """
     if for_all and vm_id is not None:
         raise click.UsageError("Use either --all or --vm-id, not both.")

@@ -62,8 +62,9 @@ def convert(
 
     If the table has mistakes, add them to *problems* and return None.
 
-    If all keys are valid, ``__post_init__`` checks the keys that depend on each other. Its ValueError or TypeError is
-    reported as an error in the table. *stricter* overrides the declared types of fields.
+    If each key is valid by itself, the function calls the constructor of *struct*. A ValueError or TypeError of the
+    constructor means that the keys are invalid in combination, and becomes a mistake of the table. *stricter* contains
+    the types of fields that are stricter than the declared types.
     """
     before = len(problems)
     if not isinstance(table, Mapping):

@@ -363,7 +363,7 @@ def count_view(summary: EventSummary, view: View, change: int) -> None:
 
 
 def count_again(summary: EventSummary, views: Iterable[View]) -> None:
-    """Set the counts in *summary* to the counts of *views*, which are all views of the event."""
+    """Count *views* again, and store the counts in *summary*. Pass all views of the event."""
     summary.members, summary.reporters, summary.versions, summary.ending = {}, {}, {}, (-1, "ended")
     summary.first_observed_at = summary.observed_at = ""
     for view in sorted(views, key=lambda view: not view.is_member):

@@ -105,7 +105,7 @@ class NotificationSender:
             await asyncio.sleep(_ROUND_SECONDS)
 
     def close(self) -> None:
-        """Cancel the running request, and wait for the thread, which uses the database."""
+        """Cancel the running request. Wait until the thread no longer uses the database."""
         self._stopping.set()
         self._session.close()
         self._thread.shutdown(cancel_futures=True)
