@@ -179,8 +179,8 @@ def service_directory(environ: Mapping[str, str] = os.environ, *, windows: bool 
 def directory_despite_errors(explicit: Path | None, error: ConfigurationError) -> Path:
     """Return the service's state directory, for a command with an invalid configuration.
 
-    A running service continues with the configuration that it loaded earlier. *explicit* is the file that the user
-    named, or None. If the user named a file, it might not be the file of the service, so the function raises *error*.
+    If the configuration of the service becomes invalid, the running service continues with the earlier one. If the user
+    named a file, *explicit*, the service might use another file. In this case, the function raises *error*.
     """
     directory = service_directory()
     if explicit is not None or not directory.exists():

@@ -1,7 +1,8 @@
 """Defines the verdicts of people on events, and combines them by the two-person rule.
 
-A verdict is one person's choice to approve or hold an event. The module `deciding` turns the ruling into signed
-decisions. With the two-person rule, `people.required_approvals` different people must approve an event.
+A verdict is one person's choice to approve or hold an event. This module combines the verdicts on an event, and the
+module `deciding` then signs the decisions. With the two-person rule, `people.required_approvals` different people must
+approve an event.
 
 These rules apply to the verdicts on one event:
 
