@@ -163,12 +163,11 @@ def _sinks(answer: Status, configuration: ConfigurationReport, now: datetime) ->
     for name in dict.fromkeys([*(configured or ()), *totals.sinks]):
         row = totals.sinks.get(name) or SinkRow(name=name)
         last_error, last_error_at = answer.last_errors.get(name, (None, None))
-        oldest_at = totals.oldest_pending_at.get(name)
         yield SinkReport(
             name=name,
             configured=None if configured is None else name in configured,
             **row.counts,
-            oldest_pending_seconds=0.0 if oldest_at is None else round(max(now.timestamp() - oldest_at, 0.0), 3),
+            oldest_pending_seconds=round(totals.oldest_pending_seconds(name, now.timestamp()), 3),
             last_error=last_error,
             last_error_at=None if last_error_at is None else _time(last_error_at),
             needs_attention=live[name].needs_attention if name in live else None,

@@ -114,6 +114,6 @@ class HealthReporter:
         now = self._outbox.clock.timestamp()
         return SinkReadiness(
             **totals.sinks[name].counts,
-            oldest_pending_seconds=round(max(now - totals.oldest_pending_at.get(name, now), 0.0), 3),
+            oldest_pending_seconds=round(totals.oldest_pending_seconds(name, now), 3),
             needs_attention=self._metrics.needs_attention(name),
         )

@@ -134,7 +134,7 @@ class OutboxCollector(Collector):
             yield from _of_outbox(self.outbox, totals)
 
     def _of_sinks(self, totals: deliveries.OutboxTotals, now: float) -> Iterator[Metric]:
-        sinks, oldest, configured = totals.sinks, totals.oldest_pending_at, self.configured()
+        sinks, configured = totals.sinks, self.configured()
         for field, text in self._COUNTERS.items():
             counts = {name: getattr(row, field) for name, row in sinks.items()}
             yield _by_sink(CounterMetricFamily, f"sink_{field}_total", text, counts)
@@ -154,7 +154,7 @@ class OutboxCollector(Collector):
             GaugeMetricFamily,
             "sink_oldest_pending_age_seconds",
             "Age of the oldest pending record in seconds. 0 without pending records.",
-            {name: max(now - oldest.get(name, now), 0.0) for name in sinks},
+            {name: totals.oldest_pending_seconds(name, now) for name in sinks},
         )
         yield _by_sink(
             GaugeMetricFamily,

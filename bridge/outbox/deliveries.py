@@ -26,6 +26,10 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
     needed_bytes: int = 0
     stream_id: str | None = None
 
+    def oldest_pending_seconds(self, sink: str, now: float) -> float:
+        """Return the age of the oldest pending record of *sink* at the Unix time *now*, or 0 without one."""
+        return max(now - self.oldest_pending_at.get(sink, now), 0.0)
+
 
 def record_results(
     state: State,
