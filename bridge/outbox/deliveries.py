@@ -7,6 +7,7 @@ also abandon a delivery (expired or evicted), and an operator can discard it (di
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -107,13 +108,15 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
     return len(rows)
 
 
-def expire_outdated(state: State, sinks: Iterable[str]) -> None:
-    """Expire pending records of *sinks* (`current_state_only`) that a newer record replaces."""
-    for sink in sinks:
-        for row in list(state.queues[sink].pending.values()):
-            event = state.events.rows.get(row.event_key)
-            newest = 0 if event is None else event.last_state_sequence or 0
-            if row.sequence < newest and (newest, sink) in state.deliveries.rows:
+def expire_outdated(state: State, sinks: Iterable[str], event_keys: Collection[str]) -> None:
+    """Expire pending records of *sinks* (`current_state_only`) that a newer record of the same event replaces."""
+    for sink, key in product(sinks, event_keys):
+        event = state.events.rows.get(key)
+        newest = 0 if event is None else event.last_state_sequence or 0
+        if (newest, sink) not in state.deliveries.rows:
+            continue
+        for row in list(state.queues[sink].of_event(key)):
+            if row.sequence < newest:
                 state.count(sink, event_over=1)
                 replaced_at = state.records.rows[newest].observed_at
                 error = "A newer record of the event replaced it."
@@ -137,7 +140,7 @@ def move(state: State, old: str, new: str, *, now: float, current_state_only: Co
                 told = {**event.sinks, new: max(row.sequence, event.sinks.get(new, 0))}
                 state.put_event(msgspec.structs.replace(event, sinks=told))
         change_state(state, row, DeliveryState.DISCARDED, now=now)
-    expire_outdated(state, {new}.intersection(current_state_only))
+    expire_outdated(state, {new}.intersection(current_state_only), list(state.events.rows))
     return moved
 
 

@@ -245,7 +245,7 @@ class Outbox:
                 current_state_only=frozenset(current_state_only),
             )
             records.add_sinks(state, self._context)
-            deliveries.expire_outdated(state, self._context.current_state_only)
+            deliveries.expire_outdated(state, self._context.current_state_only, list(state.events.rows))
         self.on_due()
 
     def move(self, old: str, new: str) -> int:

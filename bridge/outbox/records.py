@@ -84,7 +84,7 @@ def append(
             _note_event(state, record, row, content, sinks)
         state.settle(sequence)
         added.append(record)
-    deliveries.expire_outdated(state, context.current_state_only)
+    deliveries.expire_outdated(state, context.current_state_only, {record.event_key for record in added})
     for key in {record.event_key for record in added if record.is_urgent}:
         deliveries.make_event_urgent(state, key)
     return added
