@@ -270,7 +270,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = record.stack_info
-        return dumps(line, separators=(",", ":"), default=str)
+        return dumps(line, separators=(",", ":"), default=_plain)
 
 
 class LineFormatter(logging.Formatter):
@@ -310,11 +310,16 @@ def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 
 def _shown(value: object) -> str:
     """Return *value* as JSON, without list brackets and without quotes for one word."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set | frozenset):
         return ",".join(map(_shown, value))
     is_word = isinstance(value, str) and " " not in value and bool(value)
-    return str(value) if is_word else dumps(value, ensure_ascii=False, default=str)
+    return str(value) if is_word else dumps(value, ensure_ascii=False, default=_plain)
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+
+
+def _plain(value: object) -> object:
+    """Return a set as a list, and any other value that JSON does not support as text."""
+    return list(value) if isinstance(value, set | frozenset) else str(value)

@@ -48,7 +48,7 @@ def made(message: str, **fields: object) -> logging.LogRecord:
 
 
 def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, str]) -> None:
-    done = run("configure(); log.warning('try %d', 2, extra={'sink': 'x', 'tags': ['a']}); log.debug('no')", agent_env)
+    done = run("configure(); log.warning('try %d', 2, extra={'sink': 'x', 'tags': {'a'}}); log.debug('no')", agent_env)
     (line,) = lines(done.stderr)
     assert line.pop("time", "").endswith("Z")  # type: ignore[attr-defined]
     assert line == {"level": "WARNING", "logger": "a.b", "message": "try 2", "sink": "x", "tags": ["a"]}
