@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,25 @@ from bridge.testing.sinks import Box, ScriptedSink
 
 #: How long a test waits for work that takes milliseconds, on a machine that is busy with other tests.
 SOON_SECONDS = 30.0
+
+
+def ids(records: Iterable[TransitionRecord]) -> list[str | None]:
+    """Return the EventIds of *records*."""
+    return [None if record.event is None else record.event.event_id for record in records]
+
+
+def always(outcome: object) -> list[object]:
+    """Return a script in which every send has *outcome*."""
+    return [outcome] * 10_000
+
+
+def raising(error: Exception) -> Callable[[object], None]:
+    """Return an outcome that raises *error*."""
+
+    def outcome(_batch: object) -> None:
+        raise error
+
+    return outcome
 
 
 class ShiftedTime:

@@ -4,24 +4,9 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from delivery_kit import SOON_SECONDS
+from delivery_kit import SOON_SECONDS, always, ids, raising
 
 from bridge.errors import DeliveryFailed
-
-
-def ids(records):
-    return [record.event.event_id for record in records]
-
-
-def always(outcome):
-    return [outcome] * 10_000
-
-
-def raising(error):
-    def outcome(_batch):
-        raise error
-
-    return outcome
 
 
 def test_two_failures_on_different_events_pause_the_sink(bench):

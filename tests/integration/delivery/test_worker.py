@@ -6,6 +6,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 import pytest
+from delivery_kit import always, ids
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.testing.sinks import ScriptedSink
@@ -35,10 +36,6 @@ class WarmSink(ScriptedSink):
         raise RuntimeError("the next send reports the error")
 
 
-def ids(records):
-    return [record.event.event_id for record in records]
-
-
 def refuse(*event_ids, named=False, error=DeliveryRejected):
     """Return an outcome that rejects every batch with one of these events."""
 
@@ -48,10 +45,6 @@ def refuse(*event_ids, named=False, error=DeliveryRejected):
             raise error("no", culprits) if named else error("no")
 
     return outcome
-
-
-def always(outcome):
-    return [outcome] * 10_000
 
 
 def test_records_are_sent_on_arrival_and_marked_delivered(bench):

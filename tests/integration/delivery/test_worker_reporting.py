@@ -4,21 +4,11 @@ import logging
 import threading
 
 import pytest
+from delivery_kit import always, raising
 
 from bridge.errors import DeliveryFailed
 from bridge.outbox import deliveries
 from bridge.outbox.rows import DeliveryState
-
-
-def always(outcome):
-    return [outcome] * 10_000
-
-
-def raising(error):
-    def outcome(_batch):
-        raise error
-
-    return outcome
 
 
 def test_repeated_failure_is_logged_once_and_recovery_with_its_count(bench, caplog):
