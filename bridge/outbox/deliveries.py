@@ -28,7 +28,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str | None = None
 
     def oldest_pending_seconds(self, sink: str, now: float) -> float:
-        """Return the age of the oldest pending record of *sink* at the Unix time *now*, or 0 without one."""
+        """Return the age of the oldest pending record of *sink*, or 0. *now* is a Unix time."""
         return max(now - self.oldest_pending_at.get(sink, now), 0.0)
 
 
@@ -109,7 +109,10 @@ def discard(state: State, sink: str, *, states: Collection[DeliveryState], recor
 
 
 def expire_outdated(state: State, sinks: Iterable[str], event_keys: Collection[str]) -> None:
-    """Expire pending records of *sinks* (`current_state_only`) that a newer record of the same event replaces."""
+    """Expire the events' pending records that a newer record replaces.
+
+    *sinks* need only the current state of an event (`current_state_only`).
+    """
     for sink, key in product(sinks, event_keys):
         event = state.events.rows.get(key)
         newest = 0 if event is None else event.last_state_sequence or 0

@@ -213,7 +213,7 @@ class ConnectedAgents:
         ]
 
     def share_again(self, agents: Iterable[StoredAgent]) -> None:
-        """Let `take_unshared` return *agents* again, because they could not be stored."""
+        """Make the next call of `take_unshared` return *agents*, which were not stored."""
         self._unshared |= {each.vm_key for each in agents}
 
     def share_all(self) -> None:

@@ -1,4 +1,4 @@
-"""The portal's page and unit under a real systemd as process 1 of its own namespaces (systemd/boot.sh).
+"""Follows the installation page of the portal on a booted systemd (systemd/boot.sh).
 
 Every block of the page runs unchanged. The installation uses wheels that were downloaded before.
 """

@@ -1,4 +1,4 @@
-"""The unit under a real systemd as process 1 of its own namespaces (systemd/boot.sh).
+"""Tests the agent's unit on a booted systemd (systemd/boot.sh).
 
 systemd/drive.sh runs the operations and failures. The tests check the results.
 """

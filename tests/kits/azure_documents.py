@@ -121,18 +121,18 @@ class Authority:
         self,
         content: bytes,
         signer: x509.Certificate,
-        *beside: x509.Certificate,
+        *others: x509.Certificate,
         attributes: bool = False,
         key: Any = None,
         digest: Any = None,
-        again: x509.Certificate | None = None,
+        second_signer: x509.Certificate | None = None,
     ) -> bytes:
-        """Return the SignedData (DER) of *content* by *signer* and *again*, with the certificates *beside*."""
+        """Return the SignedData (DER) of *content*, signed by *signer*. It also contains *others*."""
         builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
         builder = builder.add_signer(signer, key or self.key, digest or hashes.SHA256())
-        if again is not None:
-            builder = builder.add_signer(again, key or self.key, hashes.SHA256())
-        for each in beside:
+        if second_signer is not None:
+            builder = builder.add_signer(second_signer, key or self.key, hashes.SHA256())
+        for each in others:
             builder = builder.add_certificate(each)
         options = [pkcs7.PKCS7Options.Binary]
         return builder.sign(Encoding.DER, options if attributes else [*options, pkcs7.PKCS7Options.NoAttributes])

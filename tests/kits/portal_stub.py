@@ -57,9 +57,9 @@ class _Queued:
 class PortalStub:
     """Listens on a free port of 127.0.0.1 after its creation. Its keys and certificates are in *directory*.
 
-    *bearer* is the required token. With *attesting*, the portal requires a token for the requested VM. With
-    *client_certificates*, the portal requires a certificate of its own CA (`client_certificate`). Without *tls*, it
-    uses plain HTTP.
+    *bearer* is the required token. If *attesting* is given, the portal requires a token for the requested VM. If
+    *client_certificates* is true, the agent must present a certificate from `client_certificate`. If *tls* is false,
+    the portal uses plain HTTP.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def test_document_with_invalid_content_is_malformed(verifier):
 
 def test_document_with_two_signers_is_rejected(verifier, azure):
     other = azure.signer(NAME)
-    assert verifier.refusal(verifier.document(again=other)) is DocumentRefusal.NOT_ONE_SIGNER
+    assert verifier.refusal(verifier.document(second_signer=other)) is DocumentRefusal.NOT_ONE_SIGNER
 
 
 @pytest.mark.parametrize("others", [0, 1])

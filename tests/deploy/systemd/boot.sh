@@ -1,5 +1,5 @@
 #!/bin/bash
-# Boots the systemd of this machine as process 1 of its own namespaces, and runs drive.sh there as a service.
+# Boots a second systemd from this machine's files, as PID 1 of new namespaces, and runs drive.sh as a service in it.
 #
 #   boot.sh probe DIR     exit with 0 if this machine and user can boot systemd
 #   boot.sh TREE DIR      TREE: the result of `install.sh --root TREE`; DIR: for the results of drive.sh and the log

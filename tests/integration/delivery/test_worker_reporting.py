@@ -1,4 +1,4 @@
-"""Logs and metrics of a worker, and the handling of its own errors."""
+"""Tests the logs and metrics of a worker, and its recovery from unexpected errors."""
 
 import logging
 import threading

@@ -12,15 +12,15 @@ from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 class Model:
     """A sink, its pending records, and a worker that follows the schedule. Sends take no time.
 
-    It foresees what every history must obey: what pauses the sink and what ends that, whom a Retry-After binds, what a
-    new record makes due, and how long an urgent one waits.
+    The model checks the rules of the schedule after each step: the causes and the end of a pause, the events that wait
+    for a Retry-After header, the events that a new record makes due, and the longest wait of an urgent record.
     """
 
     def __init__(self, chances, outcomes):
         chances, self.outcomes = itertools.cycle(chances), itertools.cycle(outcomes)
         self.schedule = RetrySchedule(lambda: next(chances))
         self.now = 0.0
-        self.owed = {}  # event key -> its records, in the order of sending
+        self.pending = {}  # the arrival times of the pending records of each event
         self.attempts = {}
         self.tried_at = {}
         self.bound_until = 0.0
@@ -29,7 +29,7 @@ class Model:
         assert not self.schedule.is_troubled
 
     def arrive(self, key):
-        self.owed.setdefault(key, []).append(self.now)
+        self.pending.setdefault(key, []).append(self.now)
         if is_urgent(key):
             self.tried_at.setdefault(key, self.now)
         was_paused = self.schedule.is_paused
@@ -37,7 +37,7 @@ class Model:
             self.schedule.record_arrived(key, self.now, urgent=is_urgent(key))
         self.work()
         if not was_paused and not self.schedule.is_paused:
-            assert key not in self.owed or self.tried_at[key] == self.now, f"{key} was not tried at once."
+            assert key not in self.pending or self.tried_at[key] == self.now, f"{key} was not tried at once."
 
     def wait(self, seconds):
         end = self.now + seconds
@@ -63,11 +63,11 @@ class Model:
         self.check_urgent()
 
     def pick(self, mode):
-        schedule, now, keys = self.schedule, self.now, sorted(self.owed, key=lambda key: self.owed[key][0])
+        schedule, now, keys = self.schedule, self.now, sorted(self.pending, key=lambda key: self.pending[key][0])
         if mode is SendMode.WAIT:
             return None
         if mode is SendMode.FRESH:
-            keys = [key for key in [schedule.take_fresh()] if key in self.owed]
+            keys = [key for key in [schedule.take_fresh()] if key in self.pending]
         elif mode is SendMode.URGENT:
             keys = [key for key in keys if is_urgent(key) and key not in schedule.urgent_blocked(now)]
         elif mode is SendMode.PROBE:
@@ -95,16 +95,16 @@ class Model:
             [event],
             self.now,
             during=mode,
-            has_urgent=any(map(is_urgent, self.owed)),
+            has_urgent=any(map(is_urgent, self.pending)),
             seconds_to_notice=None,
             retry_after=retry_after,
         )
         assert self.schedule.is_paused == is_pause
 
     def accept(self, key):
-        self.owed[key].pop(0)
-        if not self.owed[key]:
-            del self.owed[key]
+        self.pending[key].pop(0)
+        if not self.pending[key]:
+            del self.pending[key]
         self.tried_at.pop(key, None)
         self.attempts.pop(key, None)
         was_paused = self.schedule.is_paused
@@ -149,7 +149,7 @@ def test_recovered_sink_gets_all_records_within_the_longest_delay(steps, chances
         model.arrive(step) if isinstance(step, str) else model.wait(step)
     model.outcomes = itertools.repeat("accept")
     model.wait(300.0)
-    assert not model.owed
+    assert not model.pending
 
 
 @given(poison=st.sets(keys, min_size=1, max_size=4), chances=chances)
@@ -164,7 +164,7 @@ def test_events_that_always_fail_do_not_stop_the_others(poison, chances):
     model.send = answer_by_event
     for _ in range(20):
         for key in ["urgent-1", "urgent-2", "urgent-3", "a", "b", "c"]:
-            model.owed.setdefault(key, []).append(0.0)
+            model.pending.setdefault(key, []).append(0.0)
     model.work()
     model.wait(30.0)
-    assert set(model.owed) == poison
+    assert set(model.pending) == poison
