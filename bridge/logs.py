@@ -270,7 +270,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = record.stack_info
-        return dumps(line, separators=(",", ":"), default=_plain)
+        return _json(line, separators=(",", ":"))
 
 
 class LineFormatter(logging.Formatter):
@@ -313,11 +313,20 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         return ",".join(map(_shown, value))
     is_word = isinstance(value, str) and " " not in value and bool(value)
-    return str(value) if is_word else dumps(value, ensure_ascii=False, default=_plain)
+    return str(value) if is_word else _json(value, ensure_ascii=False)
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+
+
+def _json(value: object, **options: Any) -> str:
+    """Return *value* as JSON. Fields that JSON does not support become text."""
+    try:
+        return dumps(value, default=_plain, allow_nan=False, **options)
+    except (TypeError, ValueError, RecursionError):  # for example NaN, a cycle, or a key that is not text
+        plain = {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else str(value)
+        return dumps(plain, **options)
 
 
 def _plain(value: object) -> object:

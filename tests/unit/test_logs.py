@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from least_time import least
 
-from bridge.logs import LineFormatter, ThrottledLog
+from bridge.logs import JournalFormatter, JsonFormatter, LineFormatter, ThrottledLog
 from bridge.testing.simulator.clock import ManualClock
 
 LOGGER = logging.getLogger("tests.logs")
+CYCLE: dict[str, object] = {}
+CYCLE["itself"] = CYCLE
 
 
 @pytest.fixture
@@ -53,6 +55,14 @@ def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, st
     assert line.pop("time", "").endswith("Z")  # type: ignore[attr-defined]
     assert line == {"level": "WARNING", "logger": "a.b", "message": "try 2", "sink": "x", "tags": ["a"]}
     assert done.stdout == b""
+
+
+@pytest.mark.parametrize("odd", [float("nan"), {(1, 2): 3}, {"again": CYCLE}], ids=["NaN", "key", "cycle"])
+def test_field_that_json_does_not_support_loses_no_line(odd: object) -> None:
+    record = made("calm", odd=odd, sink="x")
+    found = json.loads(JsonFormatter().format(record), parse_constant=pytest.fail)
+    assert (found["message"], found["sink"], found["odd"]) == ("calm", "x", str(odd))
+    assert JournalFormatter().format(record).startswith("<4>calm odd=")
 
 
 def test_journal_lines_have_a_priority_and_no_time(agent_env: dict[str, str]) -> None:
