@@ -1,9 +1,11 @@
 """Draws the results of the benches as bar charts.
 
-Each docs/figures/NAME.json contains the rows of one chart. To measure the rows again, run the benches with
-``BENCH_JSON=docs/figures pytest -m bench``, and then run `docs/generate.py`. A chart shows the date and the machine of
-each measurement. Rows about other programs were measured by hand, while the program ran next to the agent for 90
-minutes.
+Each file in docs/figures contains the measurements for one chart, with their date and machine. To update the charts:
+
+1. Run the benches with ``BENCH_JSON=docs/figures pytest -m bench``.
+2. Run `docs/generate.py`.
+
+The benches do not measure other programs. Those measurements come from a manual run of 90 minutes next to the agent.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def read_undelivered(
     after: tuple[str, int] | None = None,
     limit: int = PAGE_ROWS,
 ) -> OutboxPage:
-    """Return the undelivered records of *sink*. If *sink* is None, return those of all sinks."""
+    """Return the undelivered records of *sink*, or of all sinks if *sink* is None."""
     found = source.read(
         lambda state: [
             row

@@ -230,7 +230,7 @@ class Sampler:
             self._steps.append(step)
 
     def responded(self, date: str | None) -> None:
-        """If an event is near, compare the ``Date`` of an IMDS response with the VM's clock."""
+        """While an event is near, compare the ``Date`` header of IMDS with the VM's clock."""
         if date is None or not self._is_near.is_set():
             return
         raw = self._now()

@@ -78,8 +78,10 @@ def retry(
 ) -> int:
     """Make the parked records of *sink* pending again. Return the number of retried records.
 
-    If *sink* is None, retry the records of all sinks. By default, the age of the records restarts at zero. If
-    *sequences* is given, retry only those records and do not reset their age, because a failing endpoint rejected them.
+    *sink* is the name of a sink, or None for all sinks. The age of the records restarts at zero.
+
+    *sequences* limits the function to these records, and keeps their age. The agent uses it when the endpoint, and not
+    the records, caused the rejections.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]

@@ -86,9 +86,9 @@ class RunningTime:
         self._longest = 0.0
 
     def next_wait(self, at_most: float = _LONGEST_WAIT_SECONDS) -> float:
-        """Return how long to wait before the next call, or 0 if the time limit is reached.
+        """Return the length of the next wait in seconds, or 0 after the time limit.
 
-        Each call reduces the remaining time by the time since the previous call.
+        The time since the previous call counts toward the limit.
         """
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
