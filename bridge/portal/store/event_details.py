@@ -5,6 +5,7 @@ The module reads an event, its verdicts, its decisions, and its outcomes in one 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -33,6 +34,7 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision that agents receive."""
 
     index: int
+    event_key: str
     vm_key: str
     vm_name: str | None
     choice: Choice
@@ -65,34 +67,28 @@ class Marks(msgspec.Struct, frozen=True):
 def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -> list[EventDetails]:
     """Return the details of the known events with *keys*, in the order of *keys*."""
     found = events_of(connection, keys, now=now)
-    return details_of(connection, [found[key] for key in keys if key in found])
-
-
-def details_of(connection: Connection, found: Sequence[EventState]) -> list[EventDetails]:
-    """Return the details of the events in *found*."""
-    by_event: dict[str, tuple[list[Verdict], list[SignedDecision], list[TransitionRecord]]]
-    by_event = {event.key: ([], [], []) for event in found}
-    for verdict in verdicts_of(connection, by_event):
-        by_event[verdict.event_key][0].append(verdict)
-    for key, decision in _decisions(connection, by_event):
-        by_event[key][1].append(decision)
-    for key, outcome in _outcomes(connection, by_event):
-        by_event[key][2].append(outcome)
+    given: dict[str, list[Verdict]] = defaultdict(list)
+    signed: dict[str, list[SignedDecision]] = defaultdict(list)
+    outcomes: dict[str, list[TransitionRecord]] = defaultdict(list)
+    for verdict in verdicts_of(connection, found):
+        given[verdict.event_key].append(verdict)
+    for decision in _decisions(connection, found):
+        signed[decision.event_key].append(decision)
+    for key, outcome in _outcomes(connection, found):
+        outcomes[key].append(outcome)
     barred, approvers = barred_people(connection), approvers_here(connection)
-    result = []
-    for event in found:
-        of_event, signed, outcomes = by_event[event.key]
-        result.append(
-            EventDetails(
-                event=event,
-                verdicts=tuple(of_event),
-                counting=counting(of_event, barred),
-                approvers=approvers,
-                decisions=tuple(signed),
-                outcomes=tuple(_counted([*outcomes, *_outcomes_without_event(connection, signed)], signed)),
-            )
+    return [
+        EventDetails(
+            event=found[key],
+            verdicts=tuple(given[key]),
+            counting=counting(given[key], barred),
+            decisions=tuple(signed[key]),
+            approvers=approvers,
+            outcomes=tuple(_counted([*outcomes[key], *_outcomes_without_event(connection, signed[key])], signed[key])),
         )
-    return result
+        for key in keys
+        if key in found
+    ]
 
 
 def verdicts_of(connection: Connection, keys: Iterable[str]) -> list[Verdict]:
@@ -137,22 +133,15 @@ def open_events_of_vms(connection: Connection, vm_keys: Iterable[str]) -> set[st
     return {row.event_key for row in rows_in(connection, query, event_vms.c.vm_key, vm_keys)}
 
 
-def _decisions(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, SignedDecision]]:
-    query = select(decisions).order_by(decisions.c.decision_index)
+def _decisions(connection: Connection, keys: Iterable[str]) -> list[SignedDecision]:
+    columns = decisions.c.decision_index.label("index"), decisions.c.decision.label("choice")
+    others = (decisions.c[name] for name in SignedDecision.__struct_fields__ if name in decisions.c)
+    query = select(*columns, *others).order_by(decisions.c.decision_index)
     rows = list(rows_in(connection, query, decisions.c.event_key, keys))
     names = vm_names(connection, [row.vm_key for row in rows])
-    for row in rows:
-        decision = SignedDecision(
-            index=row.decision_index,
-            vm_key=row.vm_key,
-            vm_name=names.get(row.vm_key),
-            choice=Choice(row.decision),
-            made_at=row.made_at,
-            expires_at_seconds=row.expires_at_seconds,
-            jws_sha256=row.jws_sha256,
-            verdict_id=row.verdict_id,
-        )
-        yield row.event_key, decision
+    return [
+        SignedDecision(**{**row._asdict(), "choice": Choice(row.choice)}, vm_name=names.get(row.vm_key)) for row in rows
+    ]
 
 
 def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, TransitionRecord]]:
