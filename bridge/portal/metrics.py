@@ -6,6 +6,7 @@ No metric has a label for an event, a VM, or a user, because such a label would 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,7 +20,6 @@ from prometheus_client import (
 
 from bridge.metrics.metrics import own_version
 from bridge.portal.store.events import DECISIONS
-from bridge.portal.store.open_events import EventCounts
 
 PREFIX = "scheduled_events_portal"
 _DECISION_SECONDS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600)
@@ -80,13 +80,13 @@ class PortalMetrics:
             answers = self._answers[route, status] = self._requests.labels(route, str(status))
         answers.inc()
 
-    def show(self, known_vms: int, open_events: int, counts: EventCounts) -> None:
+    def show(self, known_vms: int, open_events: int, counts: Mapping[str, int]) -> None:
         """Set the gauges to values from the database."""
         self._vms.set(known_vms)
         self._open_events.set(open_events)
-        self._undecided_soon.set(counts.undecided_soon)
+        self._undecided_soon.set(counts["undecided_soon"])
         for decision in DECISIONS:
-            self._decided.labels(decision).set(getattr(counts, decision))
+            self._decided.labels(decision).set(counts[decision])
 
     def page(self) -> bytes:
         """Return the page for Prometheus."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, event, func, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -40,7 +40,6 @@ _MOST_WAITING = 256
 _FAILURE_SECONDS = 30.0
 #: A statement can have at most 32,766 variables in SQLite, and 65,535 in PostgreSQL.
 _MOST_AT_ONCE = 500
-_WRITES = "portal_writes"
 
 
 class StoreUnavailable(BridgeError):
@@ -53,7 +52,6 @@ class Store:
     def __init__(self, kind: Sqlite | Postgresql) -> None:
         self.kind = kind
         self.engine = kind.engine(pool_size=2 * _THREADS, max_overflow=0, pool_timeout=_BUSY_SECONDS)
-        event.listen(self.engine, "begin", self._begin)
 
     @classmethod
     def of_file(cls, path: Path) -> Store:
@@ -80,11 +78,11 @@ class Store:
 
     def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return the result of *work* in a consistent read transaction."""
-        return self._run({_WRITES: False}, work, *args, **kwargs)
+        return self._run(work, *args, writes=False, **kwargs)
 
     def write(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run *work* and commit. Roll back if *work* raises an exception."""
-        return self._run({_WRITES: True}, work, *args, **kwargs)
+        return self._run(work, *args, writes=True, **kwargs)
 
     def migrate(self) -> tuple[str | None, str]:
         """Migrate the database. Return the old and the new migration step."""
@@ -94,15 +92,13 @@ class Store:
         """Close every connection."""
         self.engine.dispose()
 
-    def _run(self, options: dict[str, bool], work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    def _run(self, work: Callable[..., _T], *args: Any, writes: bool, **kwargs: Any) -> _T:
         try:
-            with self.engine.connect().execution_options(**options) as connection, connection.begin():
+            with self.engine.connect() as connection, connection.begin():
+                self.kind.begin(connection, writes=writes)
                 return work(connection, *args, **kwargs)
         except (DBAPIError, PoolTimeoutError, SecretUnavailable) as error:
             raise StoreUnavailable(self.kind.why(getattr(error, "orig", None) or error)) from error
-
-    def _begin(self, connection: Connection) -> None:
-        self.kind.begin(connection, writes=connection.get_execution_options().get(_WRITES, True))
 
 
 class StoreThreads:
@@ -169,14 +165,9 @@ def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]])
     connection.execute(statement.on_conflict_do_update(index_elements=key, set_=others), list(rows))
 
 
-def escaped_like(text: str) -> str:
-    """Escape *text* with backslashes for a LIKE pattern."""
-    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-
-
-def contains_pattern(text: str) -> str:
-    """Return the LIKE pattern of a search for *text* in a case-folded column."""
-    return f"%{escaped_like(without_nul(text).casefold())}%"
+def contains_text(column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+    """Return whether a case-folded *column* contains *text*."""
+    return column.contains(without_nul(text).casefold(), autoescape=True)
 
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from bridge.portal.fleet import (
 )
 from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
-from bridge.portal.store.database import contains_pattern, rows_in
+from bridge.portal.store.database import contains_text, rows_in
 from bridge.portal.store.fold import event_of_variant
 from bridge.portal.vm_state import VmState
 
@@ -189,7 +189,7 @@ def conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
     """Return the conditions of *wanted* at the time *now*."""
     found: list[ColumnElement[bool]] = []
     if wanted.text:
-        found.append(events.c.search.like(contains_pattern(wanted.text), escape="\\"))
+        found.append(contains_text(events.c.search, wanted.text))
     if wanted.types:
         found.append(events.c.event_type.in_(wanted.types))
     if wanted.states:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from bridge.portal.fleet import EventSummary
 from bridge.portal.schema import event_groups, events, vms
-from bridge.portal.store.database import escaped_like, rows_in
+from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import (
     DECISIONS,
     PAGE,
@@ -37,21 +37,6 @@ _MOST_ALONE = 2
 _LEAST_OF_WAVE = 5
 _REVERSED = str.maketrans("0123456789", "9876543210")
 _summary_of = msgspec.json.Decoder(EventSummary).decode
-
-
-class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of matching open events, in total and for each filter of the page header."""
-
-    total: int
-    undecided: int
-    soon: int
-    undecided_soon: int
-    """Undecided events whose NotBefore is less than 10 minutes away."""
-    held: int
-    waiting: int
-    """Events that need a further approver."""
-    approved: int
-    refused: int
 
 
 class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +64,7 @@ def list_lines(
     at, first, place = now, 1, None
     if cursor is not None:
         first, at, *place = cursor_parts(cursor, 5)
-    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
+    where = open_conditions(wanted, now=now)
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
     columns = (events.c.event_key, events.c.sort_at, events.c.wave, events.c.vm_count, decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
@@ -126,18 +111,20 @@ def _wave_of(rows: Sequence[Any]) -> Wave:
     return Wave(key=rows[0].wave, events=len(rows), vms=sum(row.vm_count or 0 for row in rows), decisions=decisions)
 
 
-def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> EventCounts:
-    """Return the number of open events for each filter of the page header."""
-    where = [*conditions(wanted, now=now), events.c.is_open.is_(True), is_not_collapsed(wanted)]
+def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> dict[str, int]:
+    """Return the number of open events for each filter of the page header.
+
+    The names are ``total``, each of `DECISIONS`, ``soon`` (`EventFilter.is_soon`), and ``undecided_soon``.
+    """
     counted = {each: is_decision(each, now) for each in DECISIONS}
     counted |= {"soon": is_soon(now), "undecided_soon": is_soon(now) & counted["undecided"]}
     columns = [func.sum(case((condition, 1), else_=0)).label(name) for name, condition in counted.items()]
     columns.append(func.count().label("total"))
-    row = connection.execute(select(*columns).select_from(events).where(*where)).one()
-    return EventCounts(**{name: int(value or 0) for name, value in row._asdict().items()})
+    query = select(*columns).select_from(events).where(*open_conditions(wanted, now=now))
+    return {name: int(value or 0) for name, value in connection.execute(query).one()._asdict().items()}
 
 
-def numbers(connection: Connection, *, now: str) -> tuple[int, int, EventCounts]:
+def numbers(connection: Connection, *, now: str) -> tuple[int, int, dict[str, int]]:
     """Return the values for the metrics: the known VMs, the open events, and the counts."""
     is_open = select(func.count()).select_from(events).where(events.c.is_open.is_(True))
     known_vms = select(func.count()).select_from(vms).where(vms.c.body.is_not(None))
@@ -161,11 +148,12 @@ def _alone() -> Any:
     return query.having(func.count() > _MOST_ALONE)
 
 
-def is_not_collapsed(wanted: EventFilter) -> ColumnElement[bool]:
-    """Return the condition that excludes the events of `collapsed`."""
-    if wanted.sole_vm_key is not None:
-        return events.c.event_key.is_not(None)
-    return or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone()))
+def open_conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
+    """Return the conditions of open events, without the events of `collapsed`."""
+    found = [*conditions(wanted, now=now), events.c.is_open.is_(True)]
+    if wanted.sole_vm_key is None:
+        found.append(or_(events.c.sole_vm_key.is_(None), events.c.sole_vm_key.not_in(_alone())))
+    return found
 
 
 def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
@@ -174,9 +162,7 @@ def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...]
     The result does not include groups of `collapsed` events, because the only VM that reports these events could have
     invented the groups.
     """
-    wanted = EventFilter(scope=scope)
-    where = (*conditions(wanted, now=""), events.c.is_open.is_(True), is_not_collapsed(wanted))
-    is_open = select(events.c.event_key).where(*where)
-    matches = event_groups.c.name.like(f"{escaped_like(prefix)}%", escape="\\")
+    is_open = select(events.c.event_key).where(*open_conditions(EventFilter(scope=scope), now=""))
+    matches = event_groups.c.name.startswith(prefix, autoescape=True)
     query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
     return list(connection.execute(query.order_by(event_groups.c.name).limit(limit)).scalars())

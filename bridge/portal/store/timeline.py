@@ -15,7 +15,7 @@ from bridge.events.record import Transition
 from bridge.portal.fleet import EventSummary
 from bridge.portal.schema import events, records
 from bridge.portal.store.events import EventFilter, conditions, summaries_of
-from bridge.portal.store.open_events import is_not_collapsed
+from bridge.portal.store.open_events import open_conditions
 
 
 class EventSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +64,12 @@ def spans_between(
     """
     columns = [events.c[name] for name in ("event_key", "event_type", "is_open", "first_observed_at", "sort_at")]
     end = func.coalesce(events.c.over_at, events.c.sort_at).label("ends_at")
-    both = select(*columns, events.c.vm_count, end).where(
-        *conditions(wanted, now=now), events.c.first_observed_at <= until
-    )
-    are_open = both.where(events.c.is_open.is_(True), is_not_collapsed(wanted))
+    announced = select(*columns, events.c.vm_count, end).where(events.c.first_observed_at <= until)
+    are_open = announced.where(*open_conditions(wanted, now=now))
     if since > now:
         are_open = are_open.where(events.c.sort_at >= since)
     # Each part has an index. A condition with OR would scan the table.
-    found = union_all(both.where(events.c.over_at >= since), are_open).subquery()
+    found = union_all(announced.where(*conditions(wanted, now=now), events.c.over_at >= since), are_open).subquery()
     part = found.c.event_key if characters is None else func.substr(found.c.ends_at, 1, characters)
     newest = func.max(found.c.ends_at)
     query = select(

@@ -15,7 +15,7 @@ from bridge.portal.audit import Entry
 from bridge.portal.inventory import InventoryEntry
 from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.database import contains_pattern, escaped_like, in_parts, rows_in, upsert
+from bridge.portal.store.database import contains_text, in_parts, rows_in, upsert
 from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
 from bridge.portal.vm_state import VmState
 
@@ -153,7 +153,7 @@ def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -
 def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = [vms.c.body.is_not(None)]
     if wanted.text:
-        found.append(vms.c.search.like(contains_pattern(wanted.text), escape="\\"))
+        found.append(contains_text(vms.c.search, wanted.text))
     found += [_has_group([each]) for each in wanted.groups]
     if wanted.scope:
         found.append(_has_group(wanted.scope))
@@ -168,4 +168,4 @@ def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
 
 
 def _has_group(groups: Iterable[str]) -> ColumnElement[bool]:
-    return or_(*(vms.c.groups.like(f"%\n{escaped_like(group)}\n%", escape="\\") for group in groups))
+    return or_(*(vms.c.groups.contains(f"\n{group}\n", autoescape=True) for group in groups))
