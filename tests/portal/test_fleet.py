@@ -48,6 +48,13 @@ def test_changed_version_of_a_member_wins_a_tie(store):
     assert only_event(store, changed).digest == digest(changed.event)
 
 
+def test_two_contents_of_one_record_do_not_change_the_event_of_other_vms(store):
+    first, second = (fleet_record(66, description=text) for text in ("planned", "harmless"))
+    add(store, first, second)
+    event = only_event(store, *(fleet_record(vm, description="planned") for vm in (0, 1)))
+    assert event.event.description == "planned"
+
+
 def test_report_of_a_vm_outside_resources_changes_only_its_own_view(store):
     before = only_event(store, fleet_record(0, description="a"), fleet_record(1, description="a"))
     outsider = {"labels": {"team": "search"}, "event_type": "Terminate", "description": "harmless"}

@@ -52,18 +52,19 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
     body: str
 
 
-class _Vm(msgspec.Struct, kw_only=True):
-    state: VmState | None = None
+class StoredVm(msgspec.Struct, kw_only=True):
+    """A VM that has sent a record."""
+
+    state: VmState
     name_key: str | None = None
-    owns_name: bool = False
+    """The name that the VM claimed first (`VmState.name_key`)."""
+    is_conflict: bool = False
+    """Whether this name belongs to another VM."""
     groups: tuple[str, ...] = ()
     heard_at: str = ""
+    """The time at which the newest record arrived."""
     open_events: int = 0
     stored_bytes: int = 0
-    is_relisted: bool = False
-    """Whether the list of active events changed."""
-    must_settle: bool = False
-    """Whether the name or the groups changed, so that the events of the VM must be counted again."""
 
 
 def add_records(
@@ -72,24 +73,27 @@ def add_records(
     received_at: str,
     limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
 ) -> None:
-    """Store *received*, and update the VMs and the events.
+    """Store *received*, and update the VMs and the events. Ignore test records.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
     """
-    known = lock_vms(connection, sorted({vm_key(each.record) for each in received}))
-    new = _stored(connection, received, received_at, known, limits)
+    received = [each for each in received if each.record.transition is not Transition.TEST]
+    keys = sorted({vm_key(each.record) for each in received})
+    insert_missing(connection, vms, [{"vm_key": key} for key in keys])
+    known = lock_vms(connection, keys)
+    listed_at = {key: vm.state.listed_at for key, vm in known.items()}
     for each in received:
-        vm = known[vm_key(each.record)]
-        if each.record.transition is not Transition.TEST:
-            before = vm.state
-            vm.state = vm_after(before, each.record, received_at=received_at)
-            listed = before is not None and (before.listed_at, before.active_event_ids)
-            vm.is_relisted |= listed != (vm.state.listed_at, vm.state.active_event_ids)
-            vm.heard_at = received_at
+        key = vm_key(each.record)
+        vm = known.get(key)
+        state = vm_after(None if vm is None else vm.state, each.record, received_at=received_at)
+        vm = known[key] = StoredVm(state=state) if vm is None else vm
+        vm.state, vm.heard_at = state, received_at
+    relisted = [key for key, vm in known.items() if vm.state.listed_at != listed_at.get(key)]
+    new = _stored(connection, received, received_at, known, limits)
     outcomes = [record for record in new if record.transition in _OUTCOMES]
     of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
-    _update(connection, known, received, at=received_at, limits=limits, also_locked=of_outcomes)
+    _update(connection, known, received, at=received_at, limits=limits, relisted=relisted, also_locked=of_outcomes)
     for record in outcomes:
         _mark_refusal(connection, record)
     add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
@@ -97,50 +101,57 @@ def add_records(
 
 def settle_again(connection: Connection, keys: Sequence[str]) -> None:
     """Update the names and groups of the VMs with the sorted *keys*, and their open events."""
-    _update(connection, lock_vms(connection, keys), ())
+    _update(connection, lock_vms(connection, keys), (), at="", limits=LimitSettings())
 
 
 def _update(
     connection: Connection,
-    known: Mapping[str, _Vm],
+    known: Mapping[str, StoredVm],
     received: Sequence[ReceivedRecord],
     *,
-    at: str = "",
-    limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
+    at: str,
+    limits: LimitSettings,
+    relisted: Collection[str] = (),
     also_locked: Collection[str] = (),
 ) -> None:
-    _settle(connection, known)
-    views = _views(connection, received, known)
+    """Store the VMs in *known* and their views. The lists of active events changed for the VMs in *relisted*."""
+    settled = _settle(connection, known)
+    views = _views(connection, received, known, relisted, settled)
     changes = _changes(connection, received, known, views, at, limits)
-    upsert(connection, vms, [_vm_row(key, vm, vm.state) for key, vm in known.items() if vm.state is not None])
-    again = {view.event_key for view in views.values() if view.current.is_open and known[view.vm_key].must_settle}
+    upsert(connection, vms, [_vm_row(vm) for vm in known.values()])
+    again = {view.event_key for view in views.values() if view.current.is_open and view.vm_key in settled}
     apply_changes(connection, changes, recount=again, also_locked=also_locked)
 
 
-def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, _Vm]:
-    """Lock the rows of the sorted *keys*, create missing rows, and return the VMs."""
-    insert_missing(connection, vms, [{"vm_key": key} for key in keys])
-    found = {key: _Vm() for key in keys}
+def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, StoredVm]:
+    """Lock the rows of the sorted *keys*, and return the VMs that have sent a record."""
     query = select(vms).order_by(vms.c.vm_key).with_for_update()
-    for row in rows_in(connection, query, vms.c.vm_key, keys):
-        if row.body is not None:
-            found[row.vm_key] = _Vm(
-                state=_vm_of(row.body),
-                name_key=row.name_key,
-                owns_name=row.name_key is not None and not row.is_conflict,
-                groups=tuple(filter(None, row.groups.split("\n"))),
-                heard_at=row.heard_at,
-                open_events=row.open_events,
-                stored_bytes=row.stored_bytes,
-            )
-    return found
+    rows = rows_in(connection, query, vms.c.vm_key, keys)
+    return {row.vm_key: stored_vm(row) for row in rows if row.body is not None}
+
+
+def stored_vm(row: Any) -> StoredVm:
+    """Return the VM of a *row* of `vms`."""
+    return StoredVm(
+        state=_vm_of(row.body),
+        name_key=row.name_key,
+        is_conflict=row.is_conflict,
+        groups=_groups_in(row.groups),
+        heard_at=row.heard_at,
+        open_events=row.open_events,
+        stored_bytes=row.stored_bytes,
+    )
+
+
+def _groups_in(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split("\n")))
 
 
 def _stored(
     connection: Connection,
     received: Sequence[ReceivedRecord],
     received_at: str,
-    known: Mapping[str, _Vm],
+    known: Mapping[str, StoredVm],
     limits: LimitSettings,
 ) -> list[TransitionRecord]:
     """Store new records, and return all new records.
@@ -176,51 +187,45 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     }
 
 
-def _settle(connection: Connection, known: Mapping[str, _Vm]) -> None:
-    """Bind names to VMs, and determine the groups of each VM."""
-    states = {key: vm.state for key, vm in known.items() if vm.state is not None}
+def _settle(connection: Connection, known: Mapping[str, StoredVm]) -> set[str]:
+    """Bind names to VMs, and determine the groups of each VM. Return the VMs that changed."""
+    before = {key: (vm.name_key, vm.groups, vm.is_conflict) for key, vm in known.items()}
     has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
-    listed, taken = _inventory_of(connection, states) if has_inventory else ({}, {})
-    claims: dict[str, str] = {}
-    for key, reported in states.items():
-        vm = known[key]
-        before = vm.name_key, vm.groups
-        name, groups = listed.get(key, (reported.name, () if has_inventory else groups_of(reported)))
-        vm.state = states[key] = msgspec.structs.replace(reported, name=name)
-        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(reported)))
-        vm.name_key = vm.name_key or vm.state.name_key
-        if vm.name_key is not None and vm.name_key != before[0]:
-            claims[vm.name_key] = min(key, claims.get(vm.name_key, key))
-        vm.must_settle = before != (vm.name_key, vm.groups)
-    rows = [{"name_key": name, "vm_key": key} for name, key in sorted(claims.items())]
-    insert_missing(connection, names, rows)
+    listed: dict[str, Any] = {}
+    taken: dict[str, str] = {}
+    if has_inventory:
+        listed = {row.vm_key: row for row in rows_in(connection, select(inventory), inventory.c.vm_key, known)}
+        reported = [normal_name(vm.state.name) for vm in known.values() if vm.state.name]
+        rows = rows_in(connection, select(inventory), inventory.c.name, reported)
+        taken = {row.name: row.vm_key for row in rows}
+    claims = []
+    for key, vm in known.items():
+        groups = () if has_inventory else groups_of(vm.state)
+        if key in listed:
+            vm.state = msgspec.structs.replace(vm.state, name=listed[key].name)
+            groups = _groups_in(listed[key].groups)
+        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm.state)))
+        if vm.name_key is None and vm.state.name_key is not None:
+            vm.name_key = vm.state.name_key
+            claims.append((vm.name_key, key))
+    insert_missing(connection, names, [{"name_key": name, "vm_key": key} for name, key in sorted(claims)])
     wanted = [vm.name_key for vm in known.values() if vm.name_key is not None]
     owners = {row.name_key: row.vm_key for row in rows_in(connection, select(names), names.c.name_key, wanted)}
-    for key, state in states.items():
-        vm = known[key]
-        owner = key if key in listed else taken.get(normal_name(state.name or ""))
-        owns = (owner or owners.get(vm.name_key or "")) == key
-        vm.must_settle |= owns != vm.owns_name
-        vm.owns_name = owns
-
-
-def _inventory_of(
-    connection: Connection, states: Mapping[str, VmState]
-) -> tuple[dict[str, tuple[str, tuple[str, ...]]], dict[str, str]]:
-    """Return the name and groups of each VM, and the VM that owns each reported name."""
-    query = select(inventory)
-    listed = {
-        row.vm_key: (row.name, tuple(filter(None, row.groups.split("\n"))))
-        for row in rows_in(connection, query, inventory.c.vm_key, states)
-    }
-    reported = [normal_name(state.name) for state in states.values() if state.name]
-    return listed, {row.name: row.vm_key for row in rows_in(connection, query, inventory.c.name, reported)}
+    for key, vm in known.items():
+        if vm.name_key is not None:
+            owner = taken.get(normal_name(vm.state.name or "")) or owners.get(vm.name_key)
+            vm.is_conflict = key not in listed and owner != key
+    return {key for key, vm in known.items() if before[key] != (vm.name_key, vm.groups, vm.is_conflict)}
 
 
 def _views(
-    connection: Connection, received: Sequence[ReceivedRecord], known: Mapping[str, _Vm]
+    connection: Connection,
+    received: Sequence[ReceivedRecord],
+    known: Mapping[str, StoredVm],
+    relisted: Collection[str],
+    settled: Collection[str],
 ) -> dict[tuple[str, str], View]:
-    """Return the stored views that the records can change."""
+    """Return the stored views that can change."""
     pairs = [
         (event_key(each.record.event, each.record.vm), vm_key(each.record))
         for each in received
@@ -228,19 +233,17 @@ def _views(
     ]
     table = event_vms.c
     found = views_of_vms(connection, tuple_(table.event_key, table.vm_key), pairs)
-    of_all = [key for key, vm in known.items() if vm.is_relisted or vm.must_settle]
-    found += views_of_vms(connection, table.vm_key, of_all, table.is_open.is_(True))
-    for key, vm in known.items():
-        if vm.is_relisted and vm.state is not None:
-            ids = map(without_nul, vm.state.active_event_ids)
-            found += views_of_vms(connection, table.event_id, ids, table.vm_key == key)
+    found += views_of_vms(connection, table.vm_key, {*relisted, *settled}, table.is_open.is_(True))
+    for key in relisted:
+        ids = map(without_nul, known[key].state.active_event_ids)
+        found += views_of_vms(connection, table.event_id, ids, table.vm_key == key)
     return {(view.event_key, view.vm_key): view for view in found}
 
 
 def _changes(  # noqa: PLR0917  # one call
     connection: Connection,
     received: Sequence[ReceivedRecord],
-    known: Mapping[str, _Vm],
+    known: Mapping[str, StoredVm],
     before: Mapping[tuple[str, str], View],
     received_at: str,
     limits: LimitSettings,
@@ -249,46 +252,40 @@ def _changes(  # noqa: PLR0917  # one call
     reported: dict[tuple[str, str], ScheduledEvent] = {}
     for each in received:
         record = each.record
-        state = known[vm_key(record)].state
-        if record.event is None or state is None or not record.transition.is_by_azure:
+        if record.event is None or not record.transition.is_by_azure:
             continue
-        key = event_key(record.event, record.vm), state.vm_key
-        position = position_of(record, state.streams.get(record.stream_id, received_at))
+        key = event_key(record.event, record.vm), vm_key(record)
+        position = position_of(record, known[key[1]].state.streams.get(record.stream_id, received_at))
         view = view_after(after.get(key), record, record.event, position, reported_at(record, received_at))
-        if view.position == position:
+        # A VM could send two contents with one position. Only the first content is the content of the view.
+        if view.position == position and view.variant == version_of(record.event).variant:
             reported[key] = record.event
         after[key] = view
-    new_keys = {event for event, vm in reported if (event, vm) not in before}
-    query = select(events.c.event_key)
-    others = {row.event_key for row in rows_in(connection, query, events.c.event_key, new_keys)}
     changes = []
     for key, view in sorted(after.items()):
-        vm, old = known[key[1]], before.get(key)
-        if vm.state is None:
+        vm, old, event = known[key[1]], before.get(key), reported.get(key)
+        was_open = old is not None and old.current.is_open
+        is_over_limit = vm.open_events - was_open >= limits.open_events
+        if old is None and is_over_limit and vm.stored_bytes >= limits.vm_bytes:
             continue
-        event = reported.get(key)
-        is_over_limit = old is None and vm.open_events >= limits.open_events
-        if is_over_limit and vm.stored_bytes >= limits.vm_bytes and key[0] not in others:
-            continue
-        is_thin = is_over_limit or (old is not None and old.variant.endswith(_THIN))
-        variant = view.variant
-        kept = event
-        if event is not None and is_thin:
-            variant = f"{version_of(event).variant[: -len(_THIN)]}{_THIN}"
-            kept = ScheduledEvent(event_id=event.event_id, event_type=event.event_type, event_status=event.event_status)
-        listed = msgspec.structs.replace(view, variant=variant, is_listed_as_ended=vm.state.has_ended(view))
-        new = _with_name(connection, listed, event, vm)
+        new = _with_name(connection, view, event, vm)
+        new = msgspec.structs.replace(new, is_listed_as_ended=vm.state.has_ended(view))
+        if event is not None and is_over_limit:  # drop the details, but keep the state
+            new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
+            event = ScheduledEvent(
+                event_id=event.event_id, event_type=event.event_type, event_status=event.event_status
+            )
         if old is None or msgspec.structs.replace(new, is_member=old.is_member) != old:
-            vm.open_events += new.current.is_open - (0 if old is None else old.current.is_open)
+            vm.open_events += new.current.is_open - was_open
             if old is None or old.variant != new.variant:
                 vm.stored_bytes += ROW_BYTES
-            changes.append(Change(old=old, new=new, groups=vm.groups, event=kept))
+            changes.append(Change(old=old, new=new, groups=vm.groups, event=event))
     return changes
 
 
-def _with_name(connection: Connection, view: View, event: ScheduledEvent | None, vm: _Vm) -> View:
+def _with_name(connection: Connection, view: View, event: ScheduledEvent | None, vm: StoredVm) -> View:
     """Return *view* with the name that the VM owns."""
-    name = None if vm.state is None or vm.state.name is None or not vm.owns_name else normal_name(vm.state.name)
+    name = None if vm.state.name is None or vm.is_conflict else normal_name(vm.state.name)
     if event is None and name != view.owned_name:
         of_view = (event_variants.c.event_key == view.event_key) & (event_variants.c.variant == view.variant)
         body = connection.execute(select(event_variants.c.body).where(of_view)).scalar()
@@ -326,18 +323,19 @@ def _outcome(record: TransitionRecord) -> Entry:
     )
 
 
-def _vm_row(key: str, vm: _Vm, state: VmState) -> dict[str, Any]:
-    name = state.name or key
-    search = (name, key, state.vm.location or "", state.vm.resource_group or "", *vm.groups)
+def _vm_row(vm: StoredVm) -> dict[str, Any]:
+    state = vm.state
+    name = state.name or state.vm_key
+    search = (name, state.vm_key, state.vm.location or "", state.vm.resource_group or "", *vm.groups)
     return {
-        "vm_key": key,
+        "vm_key": state.vm_key,
         "name": without_nul(name).casefold(),
         "name_key": vm.name_key,
         "resource_group": without_nul((state.vm.resource_group or "").casefold()),
         "subscription": without_nul((state.vm.subscription_id or "").casefold()),
         "groups": "\n".join(["", *vm.groups, ""]),
         "search": without_nul("\n".join(search)).casefold(),
-        "is_conflict": not vm.owns_name and vm.name_key is not None,
+        "is_conflict": vm.is_conflict,
         "heard_at": vm.heard_at,
         "confirmed_until": state.confirmed_until(vm.heard_at),
         "open_events": max(0, vm.open_events),

@@ -16,7 +16,7 @@ from bridge.portal.inventory import InventoryEntry
 from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import contains_text, in_parts, rows_in, upsert
-from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
+from bridge.portal.store.ingest import INVENTORY, StoredVm, lock_vms, settle_again, stored_vm
 from bridge.portal.vm_state import VmState
 
 PAGE = 100
@@ -40,22 +40,10 @@ class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Only these VMs, for example the VMs of disconnected agents."""
 
 
-class ListedVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that has sent a record."""
-
-    vm: VmState
-    groups: tuple[str, ...]
-    heard_at: str
-    """The time at which the newest record arrived."""
-    open_events: int
-    is_conflict: bool
-    """Whether the VM claims a name that belongs to another VM."""
-
-
 class VmPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of VMs."""
 
-    vms: tuple[ListedVm, ...]
+    vms: tuple[StoredVm, ...]
     total: int
     cursor: tuple[str, str] | None
     """The name and the key of the last VM of this page, or None on the last page."""
@@ -73,16 +61,7 @@ def list_vms(
     query = select(vms).where(*where).order_by(vms.c.name, vms.c.vm_key).limit(limit + 1)
     rows = list(connection.execute(query))
     last = rows[limit - 1] if len(rows) > limit else None
-    found = tuple(
-        ListedVm(
-            vm=_vm_of(row.body),
-            groups=tuple(filter(None, row.groups.split("\n"))),
-            heard_at=row.heard_at,
-            open_events=row.open_events,
-            is_conflict=row.is_conflict,
-        )
-        for row in rows[:limit]
-    )
+    found = tuple(stored_vm(row) for row in rows[:limit])
     return VmPage(vms=found, total=total, cursor=None if last is None else (last.name, last.vm_key))
 
 
