@@ -114,7 +114,10 @@ def _update(
     relisted: Collection[str] = (),
     also_locked: Collection[str] = (),
 ) -> None:
-    """Store the VMs in *known* and their views. The lists of active events changed for the VMs in *relisted*."""
+    """Store the VMs in *known* and their views.
+
+    *relisted* contains the VMs whose lists of active events changed.
+    """
     settled = _settle(connection, known)
     views = _views(connection, received, known, relisted, settled)
     changes = _changes(connection, received, known, views, at, limits)
