@@ -14,11 +14,9 @@ from msgspec.structs import asdict, replace
 from sqlalchemy import Connection
 from starlette.requests import Request
 
-from bridge.clock import format_time, parse_time
-from bridge.events.event import ADVISORY_EVENT_TYPES
+from bridge.clock import format_time
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import choice_of, group_of, text_of
-from bridge.portal.sentences import STATE_WORDS, effect_of
 from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, visible_keys
 from bridge.portal.store.open_events import collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
@@ -30,82 +28,6 @@ OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 PAGE = 50
 _FEW = 10
 _HOUR = timedelta(hours=1)
-_OF_WAVE = {"waiting": "waiting for an approver"}
-
-
-def _row(line: Line, *, now: datetime, required: int) -> dict[str, object]:
-    """Return the values of one line for the template."""
-    event, wave = line.event, line.wave
-    at = None if event.not_before is None else parse_time(event.not_before)
-    left = at - now if at is not None and event.state is State.SCHEDULED else None
-    kind, decision = _decision(line, required)
-    next_event, next_at = _next(event, kind, left)
-    names, note, seconds = event.names_text, _note(event), event.duration_seconds
-    places = [event.region, event.resource_group, event.scale_set]
-    if wave is not None:
-        names, note, seconds = f"{wave.vms} VMs", "", None
-        places = [event.region, "" if at is None else f"{at:%H}:00 to {at:%H}:59"]
-        next_event = next_event if next_at is None else "Azure starts the first at"
-    return {
-        "event": event,
-        "wave": wave,
-        "names": names,
-        "note": note,
-        "state": STATE_WORDS[event.state],
-        "until": None if left is None else at,
-        "effect": effect_of(event.event_type, seconds),
-        "where": ", ".join(filter(None, places)),
-        "kind": kind,
-        "decision": decision,
-        "next_event": next_event,
-        "next_at": next_at,
-        "is_selectable": event.state is State.SCHEDULED and event.event_id is not None and not _is_advisory(event),
-    }
-
-
-def _note(event: EventSummary) -> str:
-    """Return the number of VMs in each state, and the number of VMs with a different report."""
-    states = [f"{number} {STATE_WORDS[State(name)]}" for name, number in event.counts.items() if number]
-    other = [f"{event.differing} differ"] if event.differing else []
-    return ", ".join([*(states if len(states) > 1 else []), *other])
-
-
-def _decision(line: Line, required: int) -> tuple[str, str]:
-    """Return the decision as one word, and as a text with its author."""
-    by = line.decided_by
-    if line.wave is not None:
-        counts = line.wave.decisions
-        return next(iter(counts), ""), ", ".join(
-            f"{number} {_OF_WAVE.get(name, name)}" for name, number in counts.items()
-        )
-    if line.decision is None:
-        return "", f"decided by {by}" if by else ""
-    if line.decision == "held":
-        return "held", f"held by {by}"
-    if line.is_refused:
-        return "refused", f"refused, approved by {by}" if by else "refused"
-    if line.decision == "waiting":
-        return "waiting", f"approved by {by}, {required - line.needed} of {required}"
-    return line.decision, f"approved by {by}" if line.decision == "approved" else line.decision
-
-
-def _next(event: EventSummary, kind: str, left: timedelta | None) -> tuple[str, str | None]:
-    if event.state is State.STARTED:
-        return "Azure has started it", None
-    if event.state in OVER:
-        return f"{STATE_WORDS[event.state]} at", event.observed_at
-    if _is_advisory(event):
-        return "nothing: a recommendation", None
-    if left is None:
-        return "Azure starts it, time unknown", None
-    if left <= timedelta():
-        return "Azure can start it now", None
-    texts = {"approved": "starts early, or at", "held": "Azure still starts it at"}
-    return texts.get(kind, "Azure starts it at"), event.not_before
-
-
-def _is_advisory(event: EventSummary) -> bool:
-    return event.event_type in ADVISORY_EVENT_TYPES
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +81,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_list(
-    connection: Connection, query: ListQuery, person: Person, *, now: datetime, required: int, cursor: str | None
+    connection: Connection, query: ListQuery, person: Person, *, now: datetime, cursor: str | None
 ) -> dict[str, object]:
     """Return the values of the first page for its template.
 
@@ -181,17 +103,14 @@ def read_list(
         oldest = format_time(now - _HOUR)
         over = [each for each in ended if each.event.observed_at >= oldest][:_FEW]
 
-    def rows(lines: Iterable[Line]) -> list[dict[str, object]]:
-        return [_row(each, now=now, required=required) for each in lines]
-
     return {
+        "at": at,
         "page": page,
-        "lines": rows(page.lines),
         "counts": count_open(connection, replace(any_decision, states=ANNOUNCED), now=at),
         "collapsed": collapsed(connection, announced, now=at),
-        "started": [] if query.state or cursor else rows(started.lines),
+        "started": [] if query.state or cursor else started.lines,
         "started_total": started.events,
-        "over": rows(over),
+        "over": over,
         "menus": _menus(connection, person),
     }
 

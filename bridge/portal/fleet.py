@@ -21,7 +21,7 @@ import msgspec
 
 from bridge.approval.digest import digest
 from bridge.clock import format_time
-from bridge.events.event import ScheduledEvent, VmIdentity, compact_json, normal_name
+from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent, VmIdentity, compact_json, normal_name
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.portal.vm_state import Position, vm_key
 from bridge.text import without_nul
@@ -187,6 +187,11 @@ class EventSummary(msgspec.Struct, kw_only=True):
     def is_open(self) -> bool:
         """Return whether the event is open for at least one VM."""
         return self.state.is_open
+
+    @property
+    def is_advisory(self) -> bool:
+        """Return whether the event is only a recommendation, which no one can approve."""
+        return self.event_type in ADVISORY_EVENT_TYPES
 
     @property
     def names_text(self) -> str:

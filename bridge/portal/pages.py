@@ -82,13 +82,11 @@ def routes(site: Site) -> list[Route]:
 
 async def home(site: Site, request: Request, person: Person) -> Response:
     """``GET /``: list announced, started, and recently ended events."""
-    query, required = ListQuery.of(request), site.required
-    found = await site.store.read(
-        read_list, query, person, now=site.clock.now(), required=required, cursor=cursor_of(request)
-    )
+    query = ListQuery.of(request)
+    found = await site.store.read(read_list, query, person, now=site.clock.now(), cursor=cursor_of(request))
     agents = await count_agents(site, person)
     return site.login.page(
-        request, person, "home.html", found=found, query=query, types=EVENT_TYPES, required=required, agents=agents
+        request, person, "home.html", found=found, query=query, types=EVENT_TYPES, required=site.required, agents=agents
     )
 
 

@@ -106,8 +106,9 @@ def _clock_element(when: datetime | str, now: datetime) -> Markup:
     return Markup('<time datetime="{}" class="clock">{}</time>').format(format_time(at), text)
 
 
-def _countdown_element(at: datetime, now: datetime) -> Markup:
-    """Return the time until *at*: "14:20", "3 h 5 min", or "now". The script updates it."""
+def _countdown_element(when: datetime | str, now: datetime) -> Markup:
+    """Return the time until *when*: "14:20", "3 h 5 min", or "now". The script updates it."""
+    at = parse_time(when) if isinstance(when, str) else when
     seconds = max(0, int((at - now).total_seconds()))
     text = duration(seconds) if seconds >= _HOUR_SECONDS else f"{seconds // 60:02d}:{seconds % 60:02d}"
     urgency = "" if seconds >= _SOON_SECONDS else " is-urgent" if seconds < _URGENT_SECONDS else " is-soon"
