@@ -132,8 +132,8 @@ def audit(what: str, path: Path | None, expect: str | None) -> int:  # noqa: ARG
 @option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl")
 def export(path: Path | None, form: str) -> None:
     """Print every entry in the audit log, oldest first."""
-    for line in library().export(path, form):
-        click.echo(line)
+    for text in library().export(path, form):
+        click.echo(text, nl=False)
 
 
 @portal.group(short_help="Manage the users of the portal.")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
@@ -24,6 +24,7 @@ from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.logs import ThrottledLog
 from bridge.portal import deciding
+from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.authentication import Authenticator
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
 from bridge.portal.fleet import State, key_of_event_id
@@ -40,7 +41,7 @@ from bridge.portal.requests import (
     whole_number,
 )
 from bridge.portal.site import Site
-from bridge.portal.store.audit import entries
+from bridge.portal.store.audit import AuditFilter, entries
 from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.events import (
     PAGE,
@@ -58,7 +59,6 @@ from bridge.portal.store.vms import VmFilter, list_vms
 from bridge.portal.users import Person
 from bridge.portal.verdicts import Choice
 
-_LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
 _OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
@@ -139,7 +139,7 @@ async def _records(site: Site, request: Request) -> Response:
         found = await site.store.read(records_by_id, ids)
     if not found:
         return error_answer(404, UNKNOWN_EVENT)
-    return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
+    return Response("".join(f"{each}\n" for each in found), media_type=FORMATS["jsonl"], headers=_HEADERS)
 
 
 async def _agents(site: Site, _request: Request) -> Response:
@@ -159,15 +159,7 @@ async def _audit(site: Site, request: Request) -> Response:
 
 
 async def _export(site: Site, _request: Request) -> Response:
-    first = await site.store.read(entries, after=0)
-
-    async def lines() -> AsyncIterator[bytes]:
-        page = first
-        while page:
-            yield b"".join(msgspec.json.encode(entry) + b"\n" for entry in page)
-            page = await site.store.read(entries, after=page[-1].entry)
-
-    return StreamingResponse(lines(), media_type=_LINES, headers=_HEADERS)
+    return await streamed(site.store, AuditFilter(), "jsonl", _HEADERS)
 
 
 def _newest_record(listed: StoredVm | None) -> dict[str, object] | None:

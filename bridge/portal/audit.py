@@ -39,18 +39,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def event_keys(self) -> tuple[str, ...]:
         """Return the keys of the events that the entry is about."""
-        events = self.details.get("events")
-        known = events if isinstance(events, list) else []
-        members = [each.get("event_key") for each in known if isinstance(each, dict)]
-        return tuple(dict.fromkeys(key for key in members or [self.subject] if isinstance(key, str) and key))
+        keys = [each.get("event_key") for each in self._events] or [self.subject]
+        return tuple(dict.fromkeys(key for key in keys if isinstance(key, str) and key))
 
     @property
     def vms(self) -> int:
         """Return the number of VMs in the events, or in decisions signed outside the portal."""
-        members = self.details.get("events")
-        names = [each.get("resources") for each in members if isinstance(each, dict)] if members else []
-        found = names if members else [self.details.get("decisions")]
+        found = [each.get("resources") for each in self._events] or [self.details.get("decisions")]
         return sum(len(each) for each in found if isinstance(each, list | dict))
+
+    @property
+    def _events(self) -> list[dict[str, Any]]:
+        events = self.details.get("events")
+        return [each for each in events if isinstance(each, dict)] if isinstance(events, list) else []
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

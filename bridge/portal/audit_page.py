@@ -6,18 +6,17 @@ person's own actions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import date, timedelta
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from bridge.portal.audit_export import FORMATS, header, lines
+from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import KEY, MOST_ROWS, RequestRefused, choice_of, key_of, whole_number
 from bridge.portal.site import Site
-from bridge.portal.store.audit import PAGE, AuditFilter, list_entries
+from bridge.portal.store.audit import AuditFilter, newest_entries
 from bridge.portal.store.events import summaries_of
 from bridge.portal.users import Person
 from bridge.text import without_nul
@@ -31,14 +30,15 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     fields, wanted = _filter(request, person)
     first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)
     before = whole_number(request.query_params, "before", 0, lowest=0, highest=MOST_ROWS)
-    found = await site.store.read(list_entries, wanted, limit=_PAGE, before=before or None)
-    keys = {key for entry in found.entries for key in entry.event_keys if KEY.fullmatch(key)}
+    found, total = await site.store.read(newest_entries, wanted, limit=_PAGE + 1, before=before or None)
+    page = found[:_PAGE]
+    keys = {key for entry in page for key in entry.event_keys if KEY.fullmatch(key)}
     events = await site.store.read(summaries_of, keys)
-    rows = [(entry, [events[key] for key in entry.event_keys if key in events]) for entry in found.entries]
+    rows = [(entry, [events[key] for key in entry.event_keys if key in events]) for entry in page]
     shown = {name: value for name, value in fields.items() if value}
     following = None
-    if found.has_more:
-        following = urlencode({**shown, "first": first + len(rows), "before": found.entries[-1].entry})
+    if len(found) > _PAGE:
+        following = urlencode({**shown, "first": first + _PAGE, "before": page[-1].entry})
     return site.login.page(
         request,
         person,
@@ -47,28 +47,19 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         fields=fields,
         query=urlencode(shown),
         first=first,
-        total=found.total,
+        total=total,
         following=following,
     )
 
 
 async def export(site: Site, request: Request, person: Person) -> Response:
-    """``GET /audit/export.{form}``: export all entries that match the filters, newest first."""
+    """``GET /audit/export.{form}``: export all entries that match the filters."""
     form = request.path_params["form"]
     if form not in FORMATS:
         raise RequestRefused(404, "The format of the export must be jsonl or csv.")
     _, wanted = _filter(request, person)
-    first = await site.store.read(list_entries, wanted, limit=PAGE)
-
-    async def chunks() -> AsyncIterator[str]:
-        found = first
-        yield "".join(f"{line}\n" for line in (*header(form), *lines(found.entries, form)))
-        while found.has_more:
-            found = await site.store.read(list_entries, wanted, limit=PAGE, before=found.entries[-1].entry)
-            yield "".join(f"{line}\n" for line in lines(found.entries, form))
-
     headers = {"Cache-Control": "no-store", "Content-Disposition": f'attachment; filename="audit.{form}"'}
-    return StreamingResponse(chunks(), media_type=FORMATS[form], headers={**SECURITY_HEADERS, **headers})
+    return await streamed(site.store, wanted, form, {**SECURITY_HEADERS, **headers})
 
 
 def _filter(request: Request, person: Person) -> tuple[dict[str, str], AuditFilter]:

@@ -181,12 +181,12 @@ def _scope(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield every audit entry as a line of JSON or CSV."""
+    """Yield all audit entries as text, with a line for each entry."""
     with _opened(config) as store:
-        yield from header(form)
+        yield header(form)
         page = store.read(entries, after=0)
         while page:
-            yield from lines(page, form)
+            yield lines(page, form)
             page = store.read(entries, after=page[-1].entry)
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import timedelta
 
+from bridge.approval.digest import canonical_json
 from bridge.clock import parse_time
 from bridge.events.event import ScheduledEvent
 from bridge.portal.fleet import EventState, State
 from bridge.text import duration
 
-_FIELDS = {
-    "event_type": "EventType",
-    "not_before_raw": "NotBefore",
-    "resources": "Resources",
-    "duration_seconds": "DurationInSeconds",
-    "event_source": "EventSource",
-    "event_id": "EventId",
-}
 STATE_WORDS = {
     State.SCHEDULED: "announced",
     State.STARTED: "started",
@@ -70,14 +64,9 @@ def effect_of(event_type: str | None, seconds: int | None) -> str:
 
 def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
     """Return a sentence for each difference that changes the digest."""
-    found = []
-    for field, name in _FIELDS.items():
-        old, new = getattr(before, field), getattr(now, field)
-        if field == "resources":
-            old, new = tuple(sorted(set(old or ()))), tuple(sorted(set(new or ())))
-        if old != new:
-            found.append(f"{name} changed from {_text(old)} to {_text(new)}.")
-    return tuple(found)
+    old, new = (json.loads(canonical_json(each)) for each in (before, now))
+    changed = [name for name in new if old[name] != new[name]]
+    return tuple(f"{name} changed from {_text(old[name])} to {_text(new[name])}." for name in changed)
 
 
 def clock_text(event: EventState) -> str:
@@ -98,6 +87,6 @@ def lifting(needed: int) -> str:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         return ", ".join(value) or "nothing"
     return "unknown" if value is None else str(value)

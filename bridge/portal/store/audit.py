@@ -38,15 +38,6 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The name and the key of a person. The scope never excludes this person's own entries."""
 
 
-class EntryPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of entries, newest first."""
-
-    entries: tuple[Entry, ...]
-    total: int
-    """The number of matching entries on all pages."""
-    has_more: bool
-
-
 def add_entries(connection: Connection, new: Sequence[Entry], *, at: str) -> None:
     """Add *new* to the chain. Lock the chain until the commit."""
     if not new:
@@ -67,22 +58,25 @@ def add_entries(connection: Connection, new: Sequence[Entry], *, at: str) -> Non
         connection.execute(insert(audit_events), [{"entry": entry, "event_key": key} for entry, key in members])
 
 
-def list_entries(
-    connection: Connection, wanted: AuditFilter, *, limit: int = PAGE, before: int | None = None
-) -> EntryPage:
-    """Return at most *limit* entries of *wanted* with a number below *before*, newest first."""
+def newest_entries(
+    connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None
+) -> tuple[list[Entry], int]:
+    """Return at most *limit* entries of *wanted* with a number below *before*, newest first.
+
+    Also return the number of all entries of *wanted*.
+    """
     where = _conditions(wanted)
     total = connection.execute(select(func.count()).select_from(audit).where(*where)).scalar_one()
     if before is not None:
         where.append(audit.c.entry < before)
-    query = select(audit).where(*where).order_by(audit.c.entry.desc()).limit(limit + 1)
-    found = [_entry(row) for row in connection.execute(query)]
-    return EntryPage(entries=tuple(found[:limit]), total=int(total), has_more=len(found) > limit)
+    query = select(audit).where(*where).order_by(audit.c.entry.desc()).limit(limit)
+    return [_entry(row) for row in connection.execute(query)], int(total)
 
 
-def entries(connection: Connection, *, after: int, limit: int = PAGE) -> list[Entry]:
-    """Return at most *limit* entries after the entry with the number *after*."""
-    query = select(audit).where(audit.c.entry > after).order_by(audit.c.entry).limit(limit)
+def entries(connection: Connection, wanted: AuditFilter | None = None, *, after: int, limit: int = PAGE) -> list[Entry]:
+    """Return at most *limit* entries of *wanted* after the entry with the number *after*, oldest first."""
+    where = _conditions(wanted or AuditFilter())
+    query = select(audit).where(*where, audit.c.entry > after).order_by(audit.c.entry).limit(limit)
     return [_entry(row) for row in connection.execute(query)]
 
 
