@@ -17,7 +17,7 @@ from bridge.portal.event_list import ListQuery
 from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.timeline import EventSpan, spans_between
-from bridge.portal.timeline import Period, chart, label_of
+from bridge.portal.timeline import Period, chart
 from bridge.portal.users import Person
 
 #: The periods of the zoom links, in hours.
@@ -30,7 +30,6 @@ _SINGLE_HOURS, _HOURLY_HOURS = 12, 240
 _HOUR_CHARACTERS, _DAY_CHARACTERS = len("2026-11-20T11"), len("2026-11-20")
 _MOST_BARS = 200
 _FROM = "%Y-%m-%dT%H:%MZ"
-TYPES = tuple(each for each in EVENT_TYPES if each not in ADVISORY_EVENT_TYPES)
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
@@ -42,7 +41,7 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     characters = None if hours <= _SINGLE_HOURS else _HOUR_CHARACTERS
     if hours > _HOURLY_HOURS:
         characters = _DAY_CHARACTERS
-    page = await site.store.read(
+    spans, total = await site.store.read(
         spans_between,
         filters.filter(person),
         since=format_time(period.since),
@@ -66,15 +65,15 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         request,
         person,
         "timeline.html",
-        chart=chart(page.spans, period, now=now),
-        page=page,
+        chart=chart(spans, period, now=now),
+        spans=spans,
+        total=total,
         period=period,
         link=link,
-        label_of=label_of,
         zooms=[(name, address(period.zoomed(each, now=now)), each == hours) for each, name in ZOOMS.items()],
         earlier=address(period.moved(-0.5)),
         later=address(period.moved(0.5)),
-        types=TYPES,
+        types=[each for each in EVENT_TYPES if each not in ADVISORY_EVENT_TYPES],
         filters=filters,
         is_moved="from" in query,
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import Connection, func, select, union_all
+from sqlalchemy import Connection, desc, func, select, union_all
 
 from bridge.events.record import Transition
 from bridge.portal.fleet import EventSummary
 from bridge.portal.schema import events, records
+from bridge.portal.sentences import how_many
 from bridge.portal.store.events import EventFilter, conditions, summaries_of
 from bridge.portal.store.open_events import open_conditions
 
@@ -33,18 +34,13 @@ class EventSpan(msgspec.Struct, frozen=True, kw_only=True):
     ends_at: str
     """The end, or NotBefore for an open event."""
 
-
-class SpanPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a period."""
-
-    spans: tuple[EventSpan, ...]
-    total: int
-    """The number of events in the period. If the period has too many spans, `spans` does not contain all events."""
-
     @property
-    def shown(self) -> int:
-        """Return the number of events in `spans`."""
-        return sum(each.events for each in self.spans)
+    def label(self) -> str:
+        """Return "Freeze of app-1, app-2 +3", or "48 x Freeze, 212 VMs"."""
+        name = self.event_type or "Event"
+        if self.event is None:
+            return f"{self.events} x {name}, {how_many(self.vms)}"
+        return f"{name} of {self.event.names_text or how_many(0)}"
 
 
 def spans_between(
@@ -56,8 +52,10 @@ def spans_between(
     now: str,
     characters: int | None,
     limit: int,
-) -> SpanPage:
-    """Return the events of the period from *since* to *until*, newest first.
+) -> tuple[list[EventSpan], int]:
+    """Return at most *limit* spans in the period from *since* to *until*, newest first.
+
+    Also return the number of all events in the period.
 
     If *characters* is None, each span contains one event. If *characters* is 13, a span contains all events of one type
     that end in the same hour. If *characters* is 10, a span contains all events of one type that end on the same day.
@@ -71,33 +69,35 @@ def spans_between(
     # Each part has an index. A condition with OR would scan the table.
     found = union_all(announced.where(*conditions(wanted, now=now), events.c.over_at >= since), are_open).subquery()
     part = found.c.event_key if characters is None else func.substr(found.c.ends_at, 1, characters)
-    newest = func.max(found.c.ends_at)
     query = select(
         func.min(found.c.event_key).label("key"),
         func.count().label("events"),
         func.sum(found.c.vm_count).label("vms"),
         func.min(found.c.first_observed_at).label("announced_at"),
         func.min(found.c.sort_at).label("starts_at"),
-        newest.label("ends_at"),
+        func.max(found.c.ends_at).label("ends_at"),
         found.c.event_type,
         found.c.is_open,
+        func.sum(func.count()).over().label("total"),
     ).group_by(found.c.event_type, found.c.is_open, part)
-    rows = list(connection.execute(query.order_by(newest.desc(), part).limit(limit)))
-    total = sum(row.events for row in rows)
-    if len(rows) == limit:
-        total = int(connection.execute(select(func.count()).select_from(found)).scalar_one())
+    rows = list(connection.execute(query.order_by(desc("ends_at"), part).limit(limit)))
     single = [row.key for row in rows if row.events == 1]
     summaries, started = summaries_of(connection, single), _started(connection, single)
     spans = []
     for row in rows:
-        event = summaries.get(row.key) if row.events == 1 else None
-        starts_at = started.get(row.key) or row.starts_at
-        if not row.is_open and starts_at > row.ends_at:
-            starts_at = None
-        values = {**row._asdict(), "vms": int(row.vms or 0), "starts_at": starts_at}
-        del values["key"]
-        spans.append(EventSpan(event=event, **values))
-    return SpanPage(spans=tuple(spans), total=total)
+        starts_at = started.get(row.key, row.starts_at)
+        span = EventSpan(
+            event=summaries.get(row.key),
+            event_type=row.event_type,
+            is_open=row.is_open,
+            events=row.events,
+            vms=int(row.vms or 0),
+            announced_at=row.announced_at,
+            starts_at=starts_at if row.is_open or starts_at <= row.ends_at else None,
+            ends_at=row.ends_at,
+        )
+        spans.append(span)
+    return spans, int(rows[0].total) if rows else 0
 
 
 def _started(connection: Connection, keys: Sequence[str]) -> dict[str, str]:
