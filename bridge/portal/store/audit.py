@@ -74,7 +74,7 @@ def newest_entries(
 
 
 def entries(connection: Connection, wanted: AuditFilter | None = None, *, after: int, limit: int = PAGE) -> list[Entry]:
-    """Return at most *limit* entries of *wanted* after the entry with the number *after*, oldest first."""
+    """Return at most *limit* entries of *wanted* after the entry *after*, oldest first."""
     where = _conditions(wanted or AuditFilter())
     query = select(audit).where(*where, audit.c.entry > after).order_by(audit.c.entry).limit(limit)
     return [_entry(row) for row in connection.execute(query)]
