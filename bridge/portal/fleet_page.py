@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
-from functools import partial
 from urllib.parse import urlencode
 
 from msgspec.structs import replace
@@ -82,7 +81,6 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         page=page,
         first=first,
         reports=reports,
-        follows=partial(_follows, site.kid),
         unknown=unknown[:_MOST_UNKNOWN],
         unknown_total=len(unknown),
         following=following,
@@ -100,19 +98,6 @@ async def bind(site: Site, request: Request, person: Person, _form: Form) -> Res
     if not await site.store.write(bind_name, key, by=person.name, at=site.now()):
         raise RequestRefused(409, "This VM does not have a name conflict, or no longer has one.")
     return redirect("/agents?show=conflict")
-
-
-def _follows(kid: str | None, seen: tuple[Connection, AgentReport, bool] | None) -> str:
-    """Return "yes" if the agent would act on an approval by *kid*. Otherwise, return why not."""
-    if seen is None:
-        return "no: it has not polled for decisions within a day"
-    connection, report, _ = seen
-    if connection is not Connection.CONNECTED:
-        return f"no: it is {connection.value}"
-    if kid is None:
-        return "the portal has no key"
-    why_not = report.refusal(kid)
-    return "yes" if why_not is None else f"no: it {why_not}"
 
 
 async def count_agents(site: Site, person: Person) -> dict[str, int]:

@@ -8,7 +8,7 @@ If a person is not allowed to decide, the page does not show any buttons, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from starlette.middleware import Middleware
@@ -25,13 +25,13 @@ from bridge.portal.fleet_page import count_agents
 from bridge.portal.history import history
 from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
-from bridge.portal.sentences import differences, how_many, lifting
+from bridge.portal.sentences import differences
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import event_details_of, event_with_digest, record_of
 from bridge.portal.store.events import records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.users import AccessDenied, Person
-from bridge.portal.verdicts import Choice, Outcome
+from bridge.portal.verdicts import Choice
 from bridge.portal.views import EventView
 
 _PAGE = 50
@@ -45,31 +45,25 @@ _GZIP = (Middleware(GZipMiddleware, compresslevel=6),)
 def routes(site: Site) -> list[Route]:
     """Return the routes of all pages and of `/live`."""
     login = site.login
-    shown = (
-        ("home", "/", home),
-        ("timeline", "/timeline", timeline_page.show),
-        ("event", "/events/{key}", event),
-        ("chosen", "/decide", chosen),
-        ("agents", "/agents", fleet_page.show),
-        ("audit", "/audit", audit_page.show),
-        ("audit_export", "/audit/export.{form}", audit_page.export),
-    )
-    forms = (
-        ("decide", "/decide", decide),
-        ("withdraw", "/verdicts/{verdict_id}/withdraw", withdraw),
-        ("bind", "/agents/{vm_key}/bind", fleet_page.bind),
-    )
-    pages = [
-        Route(path, login.requires_login(partial(page, site)), methods=["GET"], name=f"page_{name}", middleware=_GZIP)
-        for name, path, page in shown
-    ]
-    actions = [
-        Route(path, login.accepts_form(partial(form, site)), methods=["POST"], name=f"page_{name}")
-        for name, path, form in forms
-    ]
+
+    def page(name: str, path: str, show: Callable[..., Awaitable[Response]]) -> Route:
+        handler = login.requires_login(partial(show, site))
+        return Route(path, handler, methods=["GET"], name=f"page_{name}", middleware=_GZIP)
+
+    def form(name: str, path: str, accept: Callable[..., Awaitable[Response]]) -> Route:
+        return Route(path, login.accepts_form(partial(accept, site)), methods=["POST"], name=f"page_{name}")
+
     return [
-        *pages,
-        *actions,
+        page("home", "/", home),
+        page("timeline", "/timeline", timeline_page.show),
+        page("event", "/events/{key}", event),
+        page("chosen", "/decide", chosen),
+        page("agents", "/agents", fleet_page.show),
+        page("audit", "/audit", audit_page.show),
+        page("audit_export", "/audit/export.{form}", audit_page.export),
+        form("decide", "/decide", decide),
+        form("withdraw", "/verdicts/{verdict_id}/withdraw", withdraw),
+        form("bind", "/agents/{vm_key}/bind", fleet_page.bind),
         Route("/logout", login.accepts_form(login.logout), methods=["POST"], name="page_sign_out"),
         Route("/login/oidc", login.oidc_start, methods=["GET"], name="page_oidc_start"),
         Route("/login/callback", login.oidc_finish, methods=["GET"], name="page_oidc_finish"),
@@ -143,7 +137,8 @@ async def decide(site: Site, request: Request, person: Person, form: Form) -> Re
     - `reason`: a text that applies to all events
     """
     choice = one(form, "verdict")
-    digests = {key: digest for field in form.get("event", ()) for key, _, digest in map(_parts, field.split())}
+    events = (each.partition(":") for each in " ".join(form.get("event", ())).split())
+    digests = {key: digest for key, _, digest in events}
     are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, digest in digests.items())
     most = _MOST_HELD if choice == Choice.HOLD.value else _MOST_APPROVED
     if choice not in {each.value for each in Choice} or not 1 <= len(digests) <= most or not are_keys:
@@ -151,7 +146,8 @@ async def decide(site: Site, request: Request, person: Person, form: Form) -> Re
             400, f"The form must approve 1 to {_MOST_APPROVED} events, or hold 1 to {_MOST_HELD} events."
         )
     confirmed: dict[str, list[str]] = {}
-    for key, _, name in map(_parts, form.get("confirm", ())):
+    for field in form.get("confirm", ()):
+        key, _, name = field.partition(":")
         confirmed.setdefault(key, []).append(name)
     results = await deciding.submit(
         site, person, Choice(choice), digests, reason=one(form, "reason"), confirmed=confirmed
@@ -179,20 +175,15 @@ async def _results(
     digests: Mapping[str, str],
 ) -> Response:
     """Return the page with the effect of each verdict, or the reason of its refusal."""
-    refusals = [each for each in results if isinstance(each, VerdictRefused)]
-    shown = [
-        (each.event, False, str(each), await _changes(site, each.event, digests))
-        if isinstance(each, VerdictRefused)
-        else (each.event, True, _effect(each), ())
-        for each in results
-    ]
-    status = max(each.status for each in refusals) if len(refusals) == len(results) else 200
+    shown = [(each, await _changes(site, each.event, digests)) for each in results]
+    refusals = [each.status for each in results if isinstance(each, VerdictRefused)]
+    status = max(refusals) if len(refusals) == len(results) else 200
     return site.login.page(request, person, "results.html", status=status, results=shown)
 
 
 async def _changes(site: Site, event: EventState | None, digests: Mapping[str, str]) -> Sequence[str]:
     """Return the changes of *event* since the person loaded the page."""
-    if event is None or event.digest == digests[event.key]:
+    if event is None or event.digest == digests.get(event.key, event.digest):
         return ()
     loaded = await site.store.read(event_with_digest, event.key, digests[event.key])
     if loaded is None or loaded.event is None:
@@ -202,18 +193,3 @@ async def _changes(site: Site, event: EventState | None, digests: Mapping[str, s
 
 def _back_to(form: Form, key: str) -> Response:
     return redirect(f"/events/{key}" if one(form, "back") == "event" else f"/#event-{key}")
-
-
-def _effect(taken: AcceptedVerdict) -> str:
-    ruling, agents = taken.ruling, how_many(len(taken.sent_to), "agent")
-    if ruling.outcome is Outcome.HELD and ruling.needed:
-        return f"Stored. The event stays held until {lifting(ruling.needed)}."
-    if ruling.outcome is Outcome.HELD:
-        return f"Held. The hold was sent to {agents}."
-    if ruling.outcome is Outcome.WAITING:
-        return f"Stored. The event needs {how_many(ruling.needed, 'more approval')}."
-    return f"Approved. The approval was sent to {agents}." if taken.sent_to else "Stored."
-
-
-def _parts(text: str) -> tuple[str, str, str]:
-    return text.partition(":")

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.connected_agents import ConnectedAgents
-from bridge.portal.http_limits import CONNECTION
 from bridge.portal.rendering import SECURITY_HEADERS
-from bridge.portal.requests import KEY, error_answer
+from bridge.portal.requests import KEY, RequestRefused
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import Marks, marks, open_events_of_vms, subjects_after
 from bridge.portal.users import AccessDenied, Person, Users
@@ -133,23 +133,18 @@ class LiveUpdates:
         request = Request(scope, receive)
         person = await self.users.person_of(request)
         if self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS:
-            await error_answer(503, "Too many pages are open, or the portal is stopping.")(scope, receive, send)
-            return
+            raise RequestRefused(503, "Too many pages are open, or the portal is stopping.")
         if sum(each.person.key == person.key for each in self._subscribers) >= _MOST_OF_PERSON:
-            await error_answer(429, "You have too many open pages. Close some of them.")(scope, receive, send)
-            return
+            raise RequestRefused(429, "You have too many open pages. Close some of them.")
         subscriber = Subscriber(person)
-        scope[CONNECTION].call_when_gone(lambda: subscriber.end("gone"))
         self._subscribers.add(subscriber)
         self._check_requested.set()
         try:
-            await self._stream(subscriber, request, send)
+            await StreamingResponse(self._messages(subscriber, request), headers=_HEADERS)(scope, receive, send)
         finally:
             self._subscribers.discard(subscriber)
 
-    async def _stream(self, subscriber: Subscriber, request: Request, send: Send) -> None:
-        headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _messages(self, subscriber: Subscriber, request: Request) -> AsyncIterator[str]:
         subscriber.publish({ALL})  # the page might have changed before its stream started
         checked_at = self.clock.monotonic()
         while subscriber.ended is None:
@@ -162,10 +157,8 @@ class LiveUpdates:
                     except AccessDenied:
                         subscriber.end("ended")
             if subscriber.ended is None:
-                text = f"event: changed\ndata: {' '.join(sorted(keys))}\n\n" if keys else ": here\n\n"
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-        last = f"event: {subscriber.ended}\ndata: {subscriber.ended}\n\n".encode()
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+                yield f"event: changed\ndata: {' '.join(sorted(keys))}\n\n" if keys else ": here\n\n"
+        yield f"event: {subscriber.ended}\ndata: {subscriber.ended}\n\n"
 
     async def _find_changes(self, before: Marks) -> Marks:
         moved, now = self.connected_agents.take_changes(), await self.store.read(marks)
