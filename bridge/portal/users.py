@@ -243,9 +243,10 @@ class Users:
         """Start a session and return its ID, or raise AccessDenied."""
         if not self.allows_passwords(address):
             raise AccessDenied(403, "Local users cannot log in from this address.")
+        self._check_attempts(client_of(address))
         try:
             async with self._hashing.turn(address):
-                user = await self._known(user_name_in(name), password, address)
+                user = await self._known(user_name_in(name), password, client_of(address))
         except QueueFull:
             raise AccessDenied(429, "Too many people are signing in. Try again in a minute.") from None
         return await self.begin_session(user, old_session_id=old_session_id)
@@ -298,10 +299,12 @@ class Users:
             return Person(key=key, name=known, grants=(Grant(role=self._proxy_role),), csrf_token=token)
         return Person(key=key, name=user.user_name, grants=user.grants, csrf_token=token)
 
-    async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
-        client = client_of(address)
+    def _check_attempts(self, client: str) -> None:
         if self._wrong.is_too_many(client):
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
+
+    async def _known(self, name: str | None, password: str, client: str) -> store_users.User:
+        self._check_attempts(client)  # other attempts of the client may have failed while this one waited
         user = None if name is None else await self._store.read(store_users.user_of, local_key(name))
         known = user.password_hash if user is not None and user.disabled_at is None else None
         is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)

@@ -294,3 +294,17 @@ def test_concurrent_guesses_of_one_address_are_limited(kit):
         assert set(statuses) == {401, 429}
 
     kit.run(work)
+
+
+def test_throttled_client_does_not_fill_the_queue_of_its_address_block(kit):
+    async def work(people):
+        for _ in range(5):
+            assert await refusal(sign_in(people, "Ann", "wrong", address="10.0.0.1")) == 401
+        running = asyncio.ensure_future(sign_in(people, address="10.0.0.2"))
+        throttled = [asyncio.ensure_future(refusal(sign_in(people, address="10.0.0.1"))) for _ in range(60)]
+        await asyncio.sleep(0)
+        assert await sign_in(people, address="10.0.0.3")
+        assert set(await asyncio.gather(*throttled)) == {429}
+        assert await running
+
+    kit.run(work)
