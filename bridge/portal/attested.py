@@ -15,12 +15,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import hmac
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from asn1crypto import cms
@@ -51,16 +50,15 @@ _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)?metadata\.azure\.(?:com|us|cn)")
 _WRITTEN = "%m/%d/%y %H:%M:%S %z"
-_MOST_TIME_CHARACTERS = 32
 
 #: The accepted values of DigestAlgorithm. In real documents, the value names the signature algorithm instead.
-_DIGESTS: dict[str, tuple[str, type[hashes.HashAlgorithm]]] = {
-    "2.16.840.1.101.3.4.2.1": ("sha256", hashes.SHA256),
-    "2.16.840.1.101.3.4.2.2": ("sha384", hashes.SHA384),
-    "2.16.840.1.101.3.4.2.3": ("sha512", hashes.SHA512),
-    "1.2.840.113549.1.1.11": ("sha256", hashes.SHA256),
-    "1.2.840.113549.1.1.12": ("sha384", hashes.SHA384),
-    "1.2.840.113549.1.1.13": ("sha512", hashes.SHA512),
+_DIGESTS: dict[str, hashes.HashAlgorithm] = {
+    "2.16.840.1.101.3.4.2.1": hashes.SHA256(),
+    "2.16.840.1.101.3.4.2.2": hashes.SHA384(),
+    "2.16.840.1.101.3.4.2.3": hashes.SHA512(),
+    "1.2.840.113549.1.1.11": hashes.SHA256(),
+    "1.2.840.113549.1.1.12": hashes.SHA384(),
+    "1.2.840.113549.1.1.13": hashes.SHA512(),
 }
 _SET_OF = b"\x31"
 
@@ -78,16 +76,6 @@ class AttestedVm(NamedTuple):
 
     vm_id: str
     subscription_id: str
-
-
-class _Signed(NamedTuple):
-    """The unverified parts of a document."""
-
-    content: bytes
-    content_type: str
-    signer: Any
-    bag: tuple[tuple[bytes, x509.Certificate], ...]
-    """For each certificate, the DER encoding of its issuer's name, and the certificate."""
 
 
 class _Times(msgspec.Struct, frozen=True, rename="camel"):
@@ -128,24 +116,28 @@ class DocumentVerifier:
     def vm_of(self, document: str) -> AttestedVm:
         """Return the VM of *document*, which is Base64. Raise DocumentRefused if a check fails."""
         with _malformed("document"):
-            signed = _parsed(document)
-            signer = _signer(signed)
-            _check_signature(signed, signer)
-        self._check_chain(signer, _name_of(signer), [each for _, each in signed.bag])
+            data = _signed_data(document)
+            certificates = _certificates(data)
+            signer = _signer(data)
+            _check_signature(data, signer)
+        self._check_chain(signer, _name_of(signer), certificates)
         with _malformed("content"):
-            content = msgspec.convert(strict_json.loads(signed.content.decode("utf-8")), _Content)
+            text = _content_of(data).decode("utf-8")
+            content = msgspec.convert(strict_json.loads(text), _Content)
             created_at, expires_at = _moment(content.time_stamp.created_on), _moment(content.time_stamp.expires_on)
-        is_fresh = self.challenges.is_fresh(content.nonce)
-        if not is_fresh and self.nonce == "required":
+        is_required = self.nonce == "required"
+        if is_required and not self.challenges.is_fresh(content.nonce):
             raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
         self._check_times(created_at, expires_at)
-        if content.subscription_id.lower() not in self._subscriptions:
+        vm = AttestedVm(content.vm_id.lower(), content.subscription_id.lower())
+        if vm.subscription_id not in self._subscriptions:
             raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
-        vm_id = _vm_id(content.vm_id)
+        if _UUID.fullmatch(content.vm_id) is None:
+            raise DocumentRefused(DocumentRefusal.NO_VM_ID, "The vmId is not a UUID.")
         # This check is the last one, because a refused document must not be stored.
-        if is_fresh and self.nonce == "required" and not self.take_document(vm_id, content.nonce):
+        if is_required and not self.take_document(vm.vm_id, content.nonce):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
-        return AttestedVm(vm_id, content.subscription_id.lower())
+        return vm
 
     def _check_chain(self, signer: x509.Certificate, name: str, others: Sequence[x509.Certificate]) -> None:
         policy = verification.PolicyBuilder().store(self._store).time(self.clock.now())
@@ -186,7 +178,7 @@ def _malformed(what: str) -> Iterator[None]:
         raise DocumentRefused(DocumentRefusal.MALFORMED, f"The {what} is malformed.") from error
 
 
-def _parsed(document: str) -> _Signed:
+def _signed_data(document: str) -> Any:
     if len(document) > MAX_DOCUMENT_CHARACTERS:
         message = f"The document has more than {MAX_DOCUMENT_CHARACTERS} characters."
         raise DocumentRefused(DocumentRefusal.TOO_LARGE, message)
@@ -194,47 +186,49 @@ def _parsed(document: str) -> _Signed:
     if outer["content_type"].native != "signed_data":
         raise ValueError
     data = outer["content"]
-    signers = data["signer_infos"]
-    if len(signers) != 1:
-        raise DocumentRefused(DocumentRefusal.NOT_ONE_SIGNER, f"The document has {len(signers)} signers, not one.")
+    signers = len(data["signer_infos"])
+    if signers != 1:
+        raise DocumentRefused(DocumentRefusal.NOT_ONE_SIGNER, f"The document has {signers} signers, not one.")
+    if not _content_of(data):
+        raise ValueError
+    return data
+
+
+def _content_of(data: Any) -> bytes:
+    return bytes(data["encap_content_info"]["content"])
+
+
+def _certificates(data: Any) -> list[x509.Certificate]:
     if len(data["certificates"]) > _MOST_CERTIFICATES:
         raise ValueError
-    inner = data["encap_content_info"]
-    content = bytes(inner["content"])
-    if not content:
-        raise ValueError
-    bag = tuple(
-        (each.chosen["tbs_certificate"]["issuer"].dump(), x509.load_der_x509_certificate(each.chosen.dump()))
-        for each in data["certificates"]
-        if each.name == "certificate"
-    )
-    for _, certificate in bag:
-        _check_cost(certificate.public_key())
-    return _Signed(content, inner["content_type"].dotted, signers[0], bag)
+    ders = [each.chosen.dump() for each in data["certificates"] if each.name == "certificate"]
+    certificates = [x509.load_der_x509_certificate(der) for der in ders]
+    for each in certificates:
+        _check_cost(each.public_key())
+    return certificates
 
 
-def _signer(signed: _Signed) -> x509.Certificate:
-    named = signed.signer["sid"].chosen
-    issuer, serial = named["issuer"].dump(), named["serial_number"].native
-    found = [each for its_issuer, each in signed.bag if (its_issuer, each.serial_number) == (issuer, serial)]
+def _signer(data: Any) -> x509.Certificate:
+    named = data["signer_infos"][0]["sid"].chosen
+    name = named["issuer"].dump(), named["serial_number"].native
+    found = [each.chosen for each in data["certificates"] if each.name == "certificate"]
+    found = [each for each in found if (each.issuer.dump(), each.serial_number) == name]
     if len(found) != 1:
         raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document must contain its signer exactly once.")
-    return found[0]
+    return x509.load_der_x509_certificate(found[0].dump())
 
 
-def _check_signature(signed: _Signed, certificate: x509.Certificate) -> None:
-    digest, algorithm = _DIGESTS[signed.signer["digest_algorithm"]["algorithm"].dotted]
-    message, signature, key = _message(signed, digest), signed.signer["signature"].native, certificate.public_key()
+def _check_signature(data: Any, certificate: x509.Certificate) -> None:
+    signer = data["signer_infos"][0]
+    algorithm = _DIGESTS[signer["digest_algorithm"]["algorithm"].dotted]
+    message, signature, key = _message(data, algorithm), signer["signature"].native, certificate.public_key()
     try:
         if isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, message, padding.PKCS1v15(), algorithm())
-            return
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, message, ec.ECDSA(algorithm()))
-            return
+            key.verify(signature, message, padding.PKCS1v15(), algorithm)
+        else:  # _check_cost permits no other type
+            cast("ec.EllipticCurvePublicKey", key).verify(signature, message, ec.ECDSA(algorithm))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise DocumentRefused(DocumentRefusal.FORGED, "The signature is invalid.") from error
-    raise DocumentRefused(DocumentRefusal.MALFORMED, "The type of the signer's key is not supported.")
 
 
 def _check_cost(key: object) -> None:
@@ -247,23 +241,23 @@ def _check_cost(key: object) -> None:
         raise DocumentRefused(DocumentRefusal.MALFORMED, "The type of a certificate's key is not supported.")
 
 
-def _message(signed: _Signed, digest: str) -> bytes:
+def _message(data: Any, algorithm: hashes.HashAlgorithm) -> bytes:
     """Return the signed bytes: the content or the signed attributes (RFC 5652, 5.4)."""
-    attributes = signed.signer["signed_attrs"]
+    content_type, content = data["encap_content_info"]["content_type"].native, _content_of(data)
+    attributes = data["signer_infos"][0]["signed_attrs"]
     if not attributes or not len(attributes):
-        if signed.content_type != cms.ContentType.unmap("data"):
+        if content_type != "data":
             raise ValueError  # section 5.3: without attributes, the content is plain data
-        return signed.content
+        return content
     values = {}
     for attribute in attributes:
-        name = attribute["type"].dotted
+        name = attribute["type"].native
         if name in values or len(attribute["values"]) != 1:
             raise ValueError
-        values[name] = attribute["values"][0]
-    if values[cms.CMSAttributeType.unmap("content_type")].dotted != signed.content_type:
+        values[name] = attribute["values"][0].native
+    if values["content_type"] != content_type:
         raise ValueError
-    stated = values[cms.CMSAttributeType.unmap("message_digest")].native
-    if not hmac.compare_digest(stated, hashlib.new(digest, signed.content).digest()):
+    if values["message_digest"] != hashlib.new(algorithm.name, content).digest():
         raise DocumentRefused(DocumentRefusal.TAMPERED, "The content differs from the signed content.")
     encoded: bytes = attributes.dump()
     return _SET_OF + encoded[1:]  # the signature covers a SET OF, not the tag of the attributes
@@ -290,12 +284,4 @@ def _name_of(certificate: x509.Certificate) -> str:
 
 
 def _moment(text: str) -> datetime:
-    if len(text) > _MOST_TIME_CHARACTERS:
-        raise ValueError
     return datetime.strptime(text, _WRITTEN).astimezone(timezone.utc)
-
-
-def _vm_id(text: str) -> str:
-    if _UUID.fullmatch(text) is None:
-        raise DocumentRefused(DocumentRefusal.NO_VM_ID, "The vmId is not a UUID.")
-    return text.lower()
