@@ -11,13 +11,13 @@ Downloaded certificates are never trusted as roots.
 from __future__ import annotations
 
 import logging
-import posixpath
+import math
+import re
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import requests
 from asn1crypto import pem
@@ -43,6 +43,8 @@ _MOST_FETCHES, _FETCHES_SECONDS = 10, 60.0
 _MOST_STEPS = 3
 _MOST_ADDRESSES = 2
 _OK = 200
+#: A path without dot segments, so that it cannot leave the path of the base URL.
+_PATH = r"(?:/(?:\w|%20)(?:[\w.()-]|%20)*)+"
 
 #: Common names of Azure's root certificates (Microsoft, "Azure Certificate Authority details"). The package certifi
 #: contains these certificates.
@@ -72,8 +74,7 @@ class IntermediateCertificates:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._fetched: dict[str, tuple[float, x509.Certificate | None]] = {}
-        """For each URL, the time of the next download, and the last certificate or None."""
-        self._fetched_at: deque[float] = deque(maxlen=_MOST_FETCHES)
+        """For each URL, the time of the last download, and the last certificate or None."""
         self._log = ThrottledLog(logger, clock=self.clock)
 
     def available(self) -> tuple[x509.Certificate, ...]:
@@ -86,26 +87,23 @@ class IntermediateCertificates:
         certificates = [certificate]
         for _ in range(_MOST_STEPS):
             addresses = [address for each in certificates for address in _issuer_addresses(each)]
-            urls = [
-                url for address in addresses for base in self.base_urls if (url := _below(base.rstrip("/"), address))
-            ]
+            urls = [url for address in addresses for base in self.base_urls if (url := _below(base, address))]
             with self._lock:
                 certificates = [found for url in urls if (found := self._certificate_at(url)) is not None]
 
     def _certificate_at(self, url: str) -> x509.Certificate | None:
         now = self.clock.monotonic()
-        again_at, found = self._fetched.get(url, (float("-inf"), None))
-        is_too_much = len(self._fetched_at) == _MOST_FETCHES and now - self._fetched_at[0] < _FETCHES_SECONDS
-        if now < again_at or is_too_much:
+        fetched_at, found = self._fetched.get(url, (-math.inf, None))
+        recent = sum(now - at < _FETCHES_SECONDS for at, _ in self._fetched.values())
+        if now - fetched_at < _AGAIN_SECONDS or recent >= _MOST_FETCHES:
             return found
-        self._fetched_at.append(now)
         try:
             found = _fetch(url)
         except BridgeError as error:  # keep a certificate from an earlier download
             self._log.problem("fetch", logging.WARNING, str(error))
         self._fetched.pop(url, None)
-        self._fetched[url] = now + _AGAIN_SECONDS, found
-        while len(self._fetched) > _MOST_KEPT:
+        self._fetched[url] = now, found
+        if len(self._fetched) > _MOST_KEPT:
             del self._fetched[next(iter(self._fetched))]
         return found
 
@@ -179,18 +177,7 @@ def _issuer_addresses(certificate: x509.Certificate) -> list[str]:
 
 
 def _below(base: str, address: str) -> str | None:
-    wanted = urlsplit(base)
-    try:
-        parts = urlsplit(address)
-        is_below = (
-            parts.scheme in {"http", "https"}
-            and (parts.hostname, parts.port) == (wanted.hostname, wanted.port)
-            and parts.path.startswith(wanted.path + "/")
-        )
-    except ValueError:
-        return None
-    is_plain = posixpath.normpath(unquote(parts.path)) == unquote(parts.path) and "@" not in parts.netloc
-    is_printable = address.isascii() and address.isprintable()
-    if not is_below or not is_plain or parts.query or parts.fragment or not is_printable:
-        return None
-    return urlunsplit((wanted.scheme, wanted.netloc, parts.path, "", ""))
+    """Return the URL of *address* with the scheme of *base*, or None if *address* is not below *base*."""
+    scheme, _, place = base.rstrip("/").partition("://")
+    found = re.fullmatch(f"https?://({re.escape(place)}{_PATH})", address, re.ASCII)
+    return None if found is None else f"{scheme}://{found[1]}"
