@@ -20,6 +20,7 @@ import re
 import secrets as chance
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jwt
 
@@ -47,18 +48,18 @@ class TokenRefused(BridgeError):
     """Raised for an invalid or expired token. Never quotes the token."""
 
 
+@dataclass(frozen=True)
 class Challenges:
     """Creates and verifies challenges. *secrets* returns the newest secret first."""
 
-    def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
-        self._secrets = secrets
-        self._clock = clock
+    secrets: Callable[[], Sequence[str]]
+    clock: Clock
 
     def new(self) -> str:
         """Return a new challenge: 32 letters and digits."""
-        made_at = int(self._clock.timestamp())
+        made_at = int(self.clock.timestamp())
         said = made_at.to_bytes(_TIME_BYTES, "big") + chance.token_bytes(_CHANCE_BYTES)
-        made = said + _mac(self._secrets()[0], said)
+        made = said + _mac(self.secrets()[0], said)
         return base64.b32encode(made).decode().lower()
 
     def is_fresh(self, nonce: str) -> bool:
@@ -68,22 +69,22 @@ class Challenges:
         found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
         # Check every secret, because the response time must not reveal which secret matches.
-        if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
+        if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self.secrets()]:
             return False
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")
-        return -_SKEW_SECONDS <= self._clock.timestamp() - made_at <= CHALLENGE_SECONDS
+        return -_SKEW_SECONDS <= self.clock.timestamp() - made_at <= CHALLENGE_SECONDS
 
 
+@dataclass(frozen=True)
 class AgentTokens:
     """Issues and verifies agent tokens. *secrets* returns the newest secret first."""
 
-    def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
-        self._secrets = secrets
-        self._clock = clock
+    secrets: Callable[[], Sequence[str]]
+    clock: Clock
 
     def new(self, vm_id: str, *, subscription_id: str) -> str:
         """Return a token for the VM *vm_id* that is valid for TOKEN_SECONDS."""
-        now = int(self._clock.timestamp())
+        now = int(self.clock.timestamp())
         claims = {
             "aud": _AUDIENCE,
             "sub": vm_id,
@@ -92,13 +93,13 @@ class AgentTokens:
             "exp": now + TOKEN_SECONDS,
             "jti": chance.token_hex(8),
         }
-        return jwt.encode(claims, _key(self._secrets()[0]), algorithm=_ALGORITHM)
+        return jwt.encode(claims, _key(self.secrets()[0]), algorithm=_ALGORITHM)
 
     def vm_id_of(self, token: str) -> str:
         """Return the VM of *token*, in lower case. Raise TokenRefused for an invalid token."""
         if len(token) > _MOST_TOKEN_CHARACTERS:
             raise TokenRefused("The token is too long.")
-        for secret in self._secrets():
+        for secret in self.secrets():
             try:
                 claims = jwt.decode(
                     token,
@@ -114,7 +115,7 @@ class AgentTokens:
             except (jwt.PyJWTError, AttributeError, TypeError, ValueError, RecursionError) as error:
                 raise TokenRefused("The token is invalid.") from error
             until = min(expires_at, issued_at + TOKEN_SECONDS)
-            if not issued_at - _SKEW_SECONDS <= self._clock.timestamp() < until:
+            if not issued_at - _SKEW_SECONDS <= self.clock.timestamp() < until:
                 raise TokenRefused("The token has expired.")
             return vm_id
         raise TokenRefused("The token is invalid.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +43,6 @@ from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.agents import take_document
 from bridge.portal.store.database import Store
 from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
-from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +66,12 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 class AgentRoutes:
     """Serves the challenge and token routes. *documents* counts documents by result."""
 
-    def __init__(
-        self,
-        settings: AttestedSettings,
-        *,
-        documents: Counter,
-        clock: Clock,
-        store: Store,
-    ) -> None:
+    def __init__(self, settings: AttestedSettings, *, documents: Counter, clock: Clock, store: Store) -> None:
         self._clock = clock
         self._store = store
-        secrets = secrets_of(settings.secret())
-        self._challenges = Challenges(secrets, clock=clock)
-        self.tokens = AgentTokens(secrets, clock=clock)
+        self._secret = settings.secret()
+        self._challenges = Challenges(self._secrets, clock)
+        self.tokens = AgentTokens(self._secrets, clock)
         self._verifier = DocumentVerifier(
             roots=azure_roots() if settings.roots_file is None else certificates_in(Path(settings.roots_file)),
             subscriptions=settings.subscriptions,
@@ -170,23 +162,14 @@ class AgentRoutes:
         self._log.problem("secret", logging.ERROR, str(error))
         return error_answer(503, "The portal cannot read its secret.")
 
-
-def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
-    """Return a function that reads *secret*.
-
-    The function raises SecretUnavailable if the secret is too short or unreadable.
-    """
-
-    def read() -> Sequence[str]:
-        found = secret.values()
-        if min(map(len, found), default=0) < LEAST_SECRET_CHARACTERS:
+    def _secrets(self) -> Sequence[str]:
+        found = self._secret.values()
+        if min(map(len, found)) < LEAST_SECRET_CHARACTERS:
             raise SecretUnavailable(
                 f"A secret of agents.attested.secret has fewer than {LEAST_SECRET_CHARACTERS} characters. Create one "
                 "with: head -c 32 /dev/urandom | base64"
             )
         return found
-
-    return read
 
 
 def _document_in(body: bytes) -> str:
