@@ -177,7 +177,7 @@ def _issuer_addresses(certificate: x509.Certificate) -> list[str]:
 
 
 def _below(base: str, address: str) -> str | None:
-    """Return the URL of *address* with the scheme of *base*, or None if *address* is not below *base*."""
+    """Return *address* with the scheme of *base*, or None if it is not below *base*."""
     scheme, _, place = base.rstrip("/").partition("://")
     found = re.fullmatch(f"https?://({re.escape(place)}{_PATH})", address, re.ASCII)
     return None if found is None else f"{scheme}://{found[1]}"

@@ -340,8 +340,9 @@ def view_after(
     )
     if known is None:
         return new
+    newest = max(known, new, key=lambda each: each.position)
     first = min(new.first_observed_at, known.first_observed_at)
-    return msgspec.structs.replace(max(known, new, key=lambda each: each.position), first_observed_at=first)
+    return msgspec.structs.replace(newest, first_observed_at=first, is_member=known.is_member)
 
 
 def count_view(summary: EventSummary, view: View, change: int) -> None:

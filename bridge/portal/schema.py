@@ -98,7 +98,6 @@ event_vms = Table(
     metadata,
     Column("event_key", String(32), primary_key=True),
     Column("vm_key", Text, primary_key=True),
-    Column("event_id", Text),
     Column("variant", String(32), nullable=False),
     Column("is_open", Boolean(create_constraint=False), nullable=False),
     Column("is_member", Boolean(create_constraint=False), nullable=False),

@@ -248,7 +248,6 @@ def _view_row(view: View) -> dict[str, Any]:
     return {
         "event_key": view.event_key,
         "vm_key": view.vm_key,
-        "event_id": None if view.event_id is None else without_nul(view.event_id),
         "variant": view.variant,
         "is_open": view.current.is_open,
         "is_member": view.is_member,

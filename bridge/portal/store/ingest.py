@@ -6,8 +6,8 @@ affected events, sorted by key. Because all transactions use this order, they ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 from sqlalchemy import Connection, select, tuple_
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select, tuple_
 from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
-from bridge.portal.fleet import View, event_key, version_of, view_after
+from bridge.portal.fleet import View, event_key, key_of_event_id, version_of, view_after
 from bridge.portal.schema import (
     decisions,
     event_variants,
@@ -42,6 +42,10 @@ _REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 ROW_BYTES = 1_024
 _MOST_HASHES = 100
 _THIN = "-thin"
+
+#: The keys of the event and of the VM.
+_ViewKey: TypeAlias = tuple[str, str]
+_Report: TypeAlias = tuple[_ViewKey, TransitionRecord, ScheduledEvent]
 _vm_of = msgspec.json.Decoder(VmState).decode
 
 
@@ -82,18 +86,17 @@ def add_records(
     keys = sorted({vm_key(each.record) for each in received})
     insert_missing(connection, vms, [{"vm_key": key} for key in keys])
     known = lock_vms(connection, keys)
-    listed_at = {key: vm.state.listed_at for key, vm in known.items()}
     for each in received:
         key = vm_key(each.record)
         vm = known.get(key)
         state = vm_after(None if vm is None else vm.state, each.record, received_at=received_at)
         vm = known[key] = StoredVm(state=state) if vm is None else vm
         vm.state, vm.heard_at = state, received_at
-    relisted = [key for key, vm in known.items() if vm.state.listed_at != listed_at.get(key)]
     new = _stored(connection, received, received_at, known, limits)
     outcomes = [record for record in new if record.transition in _OUTCOMES]
     of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
-    _update(connection, known, received, at=received_at, limits=limits, relisted=relisted, also_locked=of_outcomes)
+    reported = [each.record for each in received]
+    _update(connection, known, reported, at=received_at, limits=limits, also_locked=of_outcomes)
     for record in outcomes:
         _mark_refusal(connection, record)
     add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
@@ -107,20 +110,20 @@ def settle_again(connection: Connection, keys: Sequence[str]) -> None:
 def _update(
     connection: Connection,
     known: Mapping[str, StoredVm],
-    received: Sequence[ReceivedRecord],
+    reported: Iterable[TransitionRecord],
     *,
     at: str,
     limits: LimitSettings,
-    relisted: Collection[str] = (),
     also_locked: Collection[str] = (),
 ) -> None:
-    """Store the VMs in *known* and their views.
-
-    *relisted* contains the VMs whose lists of active events changed.
-    """
     settled = _settle(connection, known)
-    views = _views(connection, received, known, relisted, settled)
-    changes = _changes(connection, received, known, views, at, limits)
+    reports = [
+        ((event_key(each.event, each.vm), vm_key(each)), each, each.event)
+        for each in reported
+        if each.event is not None and each.transition.is_by_azure
+    ]
+    views = _views(connection, reports, known)
+    changes = _changes(connection, reports, known, views, at, limits)
     upsert(connection, vms, [_vm_row(vm) for vm in known.values()])
     again = {view.event_key for view in views.values() if view.current.is_open and view.vm_key in settled}
     apply_changes(connection, changes, recount=again, also_locked=also_locked)
@@ -221,68 +224,49 @@ def _settle(connection: Connection, known: Mapping[str, StoredVm]) -> set[str]:
     return {key for key, vm in known.items() if before[key] != (vm.name_key, vm.groups, vm.is_conflict)}
 
 
-def _views(
-    connection: Connection,
-    received: Sequence[ReceivedRecord],
-    known: Mapping[str, StoredVm],
-    relisted: Collection[str],
-    settled: Collection[str],
-) -> dict[tuple[str, str], View]:
-    """Return the stored views that can change."""
-    pairs = [
-        (event_key(each.record.event, each.record.vm), vm_key(each.record))
-        for each in received
-        if each.record.event is not None and each.record.transition.is_by_azure
-    ]
-    table = event_vms.c
-    found = views_of_vms(connection, tuple_(table.event_key, table.vm_key), pairs)
-    found += views_of_vms(connection, table.vm_key, {*relisted, *settled}, table.is_open.is_(True))
-    for key in relisted:
-        ids = map(without_nul, known[key].state.active_event_ids)
-        found += views_of_vms(connection, table.event_id, ids, table.vm_key == key)
+def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[str, StoredVm]) -> dict[_ViewKey, View]:
+    """Return the stored views of reported events, open events, and events that are listed."""
+    active = {(key_of_event_id(each), key) for key, vm in known.items() for each in vm.state.active_event_ids}
+    key_of_view = tuple_(event_vms.c.event_key, event_vms.c.vm_key)
+    found = views_of_vms(connection, key_of_view, [*active, *(key for key, _, _ in reports)])
+    found += views_of_vms(connection, event_vms.c.vm_key, known, event_vms.c.is_open.is_(True))
     return {(view.event_key, view.vm_key): view for view in found}
 
 
 def _changes(  # noqa: PLR0917  # one call
     connection: Connection,
-    received: Sequence[ReceivedRecord],
+    reports: Sequence[_Report],
     known: Mapping[str, StoredVm],
-    before: Mapping[tuple[str, str], View],
+    before: Mapping[_ViewKey, View],
     received_at: str,
     limits: LimitSettings,
 ) -> list[Change]:
     after = dict(before)
-    reported: dict[tuple[str, str], ScheduledEvent] = {}
-    for each in received:
-        record = each.record
-        if record.event is None or not record.transition.is_by_azure:
-            continue
-        key = event_key(record.event, record.vm), vm_key(record)
+    contents: dict[_ViewKey, ScheduledEvent] = {}
+    for key, record, event in reports:
         position = position_of(record, known[key[1]].state.streams.get(record.stream_id, received_at))
-        view = view_after(after.get(key), record, record.event, position, reported_at(record, received_at))
-        # A VM could send two contents with one position. Only the first content is the content of the view.
-        if view.position == position and view.variant == version_of(record.event).variant:
-            reported[key] = record.event
-        after[key] = view
+        after[key] = view_after(after.get(key), record, event, position, reported_at(record, received_at))
+        # The view can have another content: of a newer record, or of an earlier record with the same ID.
+        if after[key].variant == version_of(event).variant:
+            contents[key] = event
     changes = []
     for key, view in sorted(after.items()):
-        vm, old, event = known[key[1]], before.get(key), reported.get(key)
+        vm, old, content = known[key[1]], before.get(key), contents.get(key)
         was_open = old is not None and old.current.is_open
         is_over_limit = vm.open_events - was_open >= limits.open_events
         if old is None and is_over_limit and vm.stored_bytes >= limits.vm_bytes:
             continue
-        new = _with_name(connection, view, event, vm)
+        new = _with_name(connection, view, content, vm)
         new = msgspec.structs.replace(new, is_listed_as_ended=vm.state.has_ended(view))
-        if event is not None and is_over_limit:  # drop the details, but keep the state
+        if content is not None and is_over_limit:  # drop the details, but keep the state
             new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
-            event = ScheduledEvent(
-                event_id=event.event_id, event_type=event.event_type, event_status=event.event_status
+            content = ScheduledEvent(
+                event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
             )
-        if old is None or msgspec.structs.replace(new, is_member=old.is_member) != old:
+        if new != old:
             vm.open_events += new.current.is_open - was_open
-            if old is None or old.variant != new.variant:
-                vm.stored_bytes += ROW_BYTES
-            changes.append(Change(old=old, new=new, groups=vm.groups, event=event))
+            vm.stored_bytes += ROW_BYTES
+            changes.append(Change(old=old, new=new, groups=vm.groups, event=content))
     return changes
 
 
