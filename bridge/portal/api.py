@@ -52,12 +52,12 @@ from bridge.portal.store.events import (
     records_by_id,
     records_of,
 )
-from bridge.portal.store.ingest import StoredVm
 from bridge.portal.store.open_events import collapsed, list_lines
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import VmFilter, list_vms
 from bridge.portal.users import Person
 from bridge.portal.verdicts import Choice
+from bridge.portal.vm_state import VmState
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
@@ -144,7 +144,7 @@ async def _records(site: Site, request: Request) -> Response:
 
 async def _agents(site: Site, _request: Request) -> Response:
     page = await site.store.read(list_vms, VmFilter(), limit=_MOST_VMS)
-    known = {each.state.vm_key: each for each in page.vms}
+    known = {each.vm_key: each for each in page.vms}
     seen = site.connected_agents.all()
     keys = [*known, *sorted(seen.keys() - known.keys())]
     agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": seen.get(key)} for key in keys]
@@ -162,10 +162,9 @@ async def _export(site: Site, _request: Request) -> Response:
     return await streamed(site.store, AuditFilter(), "jsonl", _HEADERS)
 
 
-def _newest_record(listed: StoredVm | None) -> dict[str, object] | None:
-    if listed is None:
+def _newest_record(vm: VmState | None) -> dict[str, object] | None:
+    if vm is None:
         return None
-    vm = listed.state
     return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
 
 

@@ -65,7 +65,6 @@ vms = Table(
     Column("is_conflict", Boolean(create_constraint=False)),
     Column("heard_at", String(24)),
     Column("confirmed_until", String(24)),
-    Column("open_events", BigInteger, nullable=False, server_default="0"),
     Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
     Column("body", Text),
     Index(None, "name", "vm_key"),

@@ -36,88 +36,90 @@ Position = tuple[int, str, int, str]
 _FIRST: Position = (-1, "", -1, "")
 
 
-class VmState(msgspec.Struct, frozen=True, kw_only=True):
+class VmState(msgspec.Struct, kw_only=True):
     """The newest state of a VM and its active events."""
 
     vm_key: str
-    position: Position
-    observed_at: str
-    vm: VmIdentity
-    labels: dict[str, str]
+    position: Position = _FIRST
+    observed_at: str = ""
+    vm: VmIdentity = VmIdentity()
+    labels: dict[str, str] = {}
+    heard_at: str = ""
+    """The time at which the newest record arrived."""
     name: str | None = None
     """The first name that the VM reported, or its name in the inventory. Later names do not count."""
-    listed_at: Position | None = None
-    """The position of the newest record that lists the active events, or None if no record does."""
+    name_key: str | None = None
+    """The key of the first name: subscription, resource group, and name."""
+    is_conflict: bool = False
+    """Whether this name belongs to another VM."""
+    groups: tuple[str, ...] = ()
+    """The groups of the VM, for scopes and filters, and its region and subscription, for filters only."""
+    listed_at: Position = _FIRST
+    """The position of the newest record that lists the active events."""
     active_event_ids: tuple[str, ...] = ()
-    heartbeat_at: str | None = None
+    heartbeat_at: str = ""
     heartbeat_seconds: float | None = None
     """The time between the last two heartbeats."""
     streams: dict[str, str] = {}
     """The arrival of the first record of each of the newest streams."""
+    open_events: int = 0
+    stored_bytes: int = 0
 
     @property
-    def name_key(self) -> str | None:
-        """Return the key of the claimed name: subscription, resource group, and name."""
-        if self.name is None:
-            return None
-        place = ((self.vm.subscription_id or "").casefold(), (self.vm.resource_group or "").casefold())
-        return without_nul("/".join((*place, normal_name(self.name))))
+    def owned_name(self) -> str | None:
+        """Return the normalized name if it belongs to the VM."""
+        return None if self.name is None or self.is_conflict else normal_name(self.name)
 
     def has_ended(self, view: View) -> bool:
         """Return whether a newer record lists the active events without the event of *view*."""
-        is_newer = self.listed_at is not None and self.listed_at > view.position
-        return is_newer and view.event_id not in self.active_event_ids
+        return self.listed_at > view.position and view.event_id not in self.active_event_ids
 
-    def confirmed_until(self, heard_at: str) -> str:
+    @property
+    def confirmed_until(self) -> str:
         """Return the time until which the VM counts as confirmed.
 
-        A VM counts as confirmed for two heartbeat intervals after *heard_at*. If the VM sends no heartbeats, it counts
-        as confirmed for 10 minutes.
+        A VM counts as confirmed for two heartbeat intervals after its newest record. If the VM sends no heartbeats, it
+        counts as confirmed for 10 minutes.
         """
         seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
-        return format_time(parse_time(heard_at) + timedelta(seconds=seconds))
+        return format_time(parse_time(self.heard_at) + timedelta(seconds=seconds))
+
+    def update(self, record: TransitionRecord, *, received_at: str) -> None:
+        """Apply *record*, even if the record is late or a duplicate."""
+        self.heard_at = received_at
+        if record.stream_id not in self.streams:
+            streams = [*self.streams.items(), (record.stream_id, received_at)]
+            self.streams = dict(streams[-_MOST_STREAMS:])
+        position = position_of(record, self.streams[record.stream_id])
+        observed_at = reported_at(record, received_at)
+        self.name = self.name or record.vm.name or None
+        if position > self.position:
+            self.position, self.observed_at, self.vm, self.labels = position, observed_at, record.vm, record.labels
+        if record.active_event_ids is not None and position > self.listed_at:
+            self.listed_at = position
+            self.active_event_ids = tuple(sorted(set(record.active_event_ids)))
+        if record.transition is Transition.HEARTBEAT:
+            if self.heartbeat_at and self.heartbeat_at < observed_at:
+                gap = (parse_time(observed_at) - parse_time(self.heartbeat_at)).total_seconds()
+                self.heartbeat_seconds = min(max(gap, _SHORTEST_HEARTBEAT_SECONDS), _LONGEST_HEARTBEAT_SECONDS)
+            self.heartbeat_at = max(self.heartbeat_at, observed_at)
+
+    def claim_name(self) -> bool:
+        """Compute the key of the name. Return False if the VM has none or has claimed one."""
+        if self.name is None or self.name_key is not None:
+            return False
+        place = ((self.vm.subscription_id or "").casefold(), (self.vm.resource_group or "").casefold())
+        self.name_key = without_nul("/".join((*place, normal_name(self.name))))
+        return True
+
+
+vm_of = msgspec.json.Decoder(VmState).decode
 
 
 def vm_key(record: TransitionRecord) -> str:
     """Return the key of the VM: the vmId in lower case, or the stream if the vmId is unknown."""
     vm_id = record.vm.vm_id
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
-
-
-def vm_after(known: VmState | None, record: TransitionRecord, *, received_at: str) -> VmState:
-    """Return the state of the VM after *record*, even if the record is late or a duplicate."""
-    streams = {} if known is None else known.streams
-    if record.stream_id not in streams:
-        streams = dict([*streams.items(), (record.stream_id, received_at)][-_MOST_STREAMS:])
-    position = position_of(record, streams[record.stream_id])
-    new = VmState(
-        vm_key=vm_key(record),
-        position=position,
-        observed_at=reported_at(record, received_at),
-        vm=record.vm,
-        labels=record.labels,
-        name=record.vm.name or None,
-        listed_at=None if record.active_event_ids is None else position,
-        active_event_ids=tuple(sorted(set(record.active_event_ids or ()))),
-    )
-    known = known or new
-    newest = max(known, new, key=lambda each: each.position)
-    listed = max(known, new, key=lambda each: each.listed_at or _FIRST)
-    heartbeat_at, seconds = known.heartbeat_at, known.heartbeat_seconds
-    if record.transition is Transition.HEARTBEAT:
-        if heartbeat_at is not None and heartbeat_at < new.observed_at:
-            gap = (parse_time(new.observed_at) - parse_time(heartbeat_at)).total_seconds()
-            seconds = min(max(gap, _SHORTEST_HEARTBEAT_SECONDS), _LONGEST_HEARTBEAT_SECONDS)
-        heartbeat_at = max(heartbeat_at or "", new.observed_at)
-    return msgspec.structs.replace(
-        newest,
-        name=known.name or new.name,
-        listed_at=listed.listed_at,
-        active_event_ids=listed.active_event_ids,
-        heartbeat_at=heartbeat_at,
-        heartbeat_seconds=seconds,
-        streams=streams,
-    )
 
 
 def position_of(record: TransitionRecord, first_received_at: str) -> Position:
@@ -132,16 +134,13 @@ def reported_at(record: TransitionRecord, received_at: str) -> str:
 
 
 def groups_of(vm: VmState) -> tuple[str, ...]:
-    """Return the groups that *vm* reports, for scopes and filters."""
+    """Return the groups that *vm* reports."""
     found = group_names(vm.vm.resource_group, vm.labels)
     return tuple(each for each in found if "\n" not in each)[:_MOST_GROUPS]
 
 
 def places_of(vm: VmState) -> tuple[str, ...]:
-    """Return the region and the subscription that *vm* reports, for filters.
-
-    A scope cannot contain these groups.
-    """
+    """Return the region and the subscription that *vm* reports. A scope cannot contain them."""
     places: Mapping[str, str | None] = {"region": vm.vm.location, "subscription": vm.vm.subscription_id}
     return tuple(f"{name}:{value.casefold()}" for name, value in places.items() if value and "\n" not in value)
 

@@ -73,7 +73,7 @@ def test_invented_streams_of_a_vm_do_not_accumulate(store):
         at = format_time(NOW + timedelta(seconds=stream))
         add(store, fleet_record(0, stream=stream, transition=Transition.HEARTBEAT), at=at)
     [listed] = store.read(list_vms, VmFilter()).vms
-    assert list(listed.state.streams) == [stream_id_of(0, stream) for stream in range(24, 40)]
+    assert list(listed.streams) == [stream_id_of(0, stream) for stream in range(24, 40)]
 
 
 def test_vm_beyond_its_storage_loses_its_oldest_records_and_no_open_event(store):

@@ -31,7 +31,7 @@ from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import insert_missing, rows_in, upsert
 from bridge.portal.store.fold import Change, apply_changes, event_of_variant, views_of_vms
-from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_after, vm_key
+from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_key, vm_of
 from bridge.text import one_line, without_nul
 
 INVENTORY = "inventory"
@@ -46,7 +46,6 @@ _THIN = "-thin"
 #: The keys of the event and of the VM.
 _ViewKey: TypeAlias = tuple[str, str]
 _Report: TypeAlias = tuple[_ViewKey, TransitionRecord, ScheduledEvent]
-_vm_of = msgspec.json.Decoder(VmState).decode
 
 
 class ReceivedRecord(msgspec.Struct, frozen=True):
@@ -54,21 +53,6 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
 
     record: TransitionRecord
     body: str
-
-
-class StoredVm(msgspec.Struct, kw_only=True):
-    """A VM that has sent a record."""
-
-    state: VmState
-    name_key: str | None = None
-    """The name that the VM claimed first (`VmState.name_key`)."""
-    is_conflict: bool = False
-    """Whether this name belongs to another VM."""
-    groups: tuple[str, ...] = ()
-    heard_at: str = ""
-    """The time at which the newest record arrived."""
-    open_events: int = 0
-    stored_bytes: int = 0
 
 
 def add_records(
@@ -87,11 +71,7 @@ def add_records(
     insert_missing(connection, vms, [{"vm_key": key} for key in keys])
     known = lock_vms(connection, keys)
     for each in received:
-        key = vm_key(each.record)
-        vm = known.get(key)
-        state = vm_after(None if vm is None else vm.state, each.record, received_at=received_at)
-        vm = known[key] = StoredVm(state=state) if vm is None else vm
-        vm.state, vm.heard_at = state, received_at
+        known[vm_key(each.record)].update(each.record, received_at=received_at)
     new = _stored(connection, received, received_at, known, limits)
     outcomes = [record for record in new if record.transition in _OUTCOMES]
     of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
@@ -109,7 +89,7 @@ def settle_again(connection: Connection, keys: Sequence[str]) -> None:
 
 def _update(
     connection: Connection,
-    known: Mapping[str, StoredVm],
+    known: Mapping[str, VmState],
     reported: Iterable[TransitionRecord],
     *,
     at: str,
@@ -129,35 +109,21 @@ def _update(
     apply_changes(connection, changes, recount=again, also_locked=also_locked)
 
 
-def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, StoredVm]:
-    """Lock the rows of the sorted *keys*, and return the VMs that have sent a record."""
+def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, VmState]:
+    """Lock the rows of the sorted *keys*, and return the VMs."""
+    known = {}
     query = select(vms).order_by(vms.c.vm_key).with_for_update()
-    rows = rows_in(connection, query, vms.c.vm_key, keys)
-    return {row.vm_key: stored_vm(row) for row in rows if row.body is not None}
-
-
-def stored_vm(row: Any) -> StoredVm:
-    """Return the VM of a *row* of `vms`."""
-    return StoredVm(
-        state=_vm_of(row.body),
-        name_key=row.name_key,
-        is_conflict=row.is_conflict,
-        groups=_groups_in(row.groups),
-        heard_at=row.heard_at,
-        open_events=row.open_events,
-        stored_bytes=row.stored_bytes,
-    )
-
-
-def _groups_in(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split("\n")))
+    for row in rows_in(connection, query, vms.c.vm_key, keys):
+        known[row.vm_key] = VmState(vm_key=row.vm_key) if row.body is None else vm_of(row.body)
+        known[row.vm_key].stored_bytes = row.stored_bytes  # `retention` changes only the column
+    return known
 
 
 def _stored(
     connection: Connection,
     received: Sequence[ReceivedRecord],
     received_at: str,
-    known: Mapping[str, StoredVm],
+    known: Mapping[str, VmState],
     limits: LimitSettings,
 ) -> list[TransitionRecord]:
     """Store new records, and return all new records.
@@ -193,7 +159,7 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     }
 
 
-def _settle(connection: Connection, known: Mapping[str, StoredVm]) -> set[str]:
+def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
     """Bind names to VMs, and determine the groups of each VM. Return the VMs that changed."""
     before = {key: (vm.name_key, vm.groups, vm.is_conflict) for key, vm in known.items()}
     has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
@@ -201,32 +167,31 @@ def _settle(connection: Connection, known: Mapping[str, StoredVm]) -> set[str]:
     taken: dict[str, str] = {}
     if has_inventory:
         listed = {row.vm_key: row for row in rows_in(connection, select(inventory), inventory.c.vm_key, known)}
-        reported = [normal_name(vm.state.name) for vm in known.values() if vm.state.name]
+        reported = [normal_name(vm.name) for vm in known.values() if vm.name]
         rows = rows_in(connection, select(inventory), inventory.c.name, reported)
         taken = {row.name: row.vm_key for row in rows}
     claims = []
     for key, vm in known.items():
-        groups = () if has_inventory else groups_of(vm.state)
+        groups = () if has_inventory else groups_of(vm)
         if key in listed:
-            vm.state = msgspec.structs.replace(vm.state, name=listed[key].name)
-            groups = _groups_in(listed[key].groups)
-        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm.state)))
-        if vm.name_key is None and vm.state.name_key is not None:
-            vm.name_key = vm.state.name_key
+            vm.name = listed[key].name
+            groups = tuple(filter(None, listed[key].groups.split("\n")))
+        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm)))
+        if vm.claim_name():
             claims.append((vm.name_key, key))
     insert_missing(connection, names, [{"name_key": name, "vm_key": key} for name, key in sorted(claims)])
     wanted = [vm.name_key for vm in known.values() if vm.name_key is not None]
     owners = {row.name_key: row.vm_key for row in rows_in(connection, select(names), names.c.name_key, wanted)}
     for key, vm in known.items():
         if vm.name_key is not None:
-            owner = taken.get(normal_name(vm.state.name or "")) or owners.get(vm.name_key)
+            owner = taken.get(normal_name(vm.name or "")) or owners.get(vm.name_key)
             vm.is_conflict = key not in listed and owner != key
     return {key for key, vm in known.items() if before[key] != (vm.name_key, vm.groups, vm.is_conflict)}
 
 
-def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[str, StoredVm]) -> dict[_ViewKey, View]:
+def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[str, VmState]) -> dict[_ViewKey, View]:
     """Return the stored views of reported events, open events, and events that are listed."""
-    active = {(key_of_event_id(each), key) for key, vm in known.items() for each in vm.state.active_event_ids}
+    active = {(key_of_event_id(each), key) for key, vm in known.items() for each in vm.active_event_ids}
     key_of_view = tuple_(event_vms.c.event_key, event_vms.c.vm_key)
     found = views_of_vms(connection, key_of_view, [*active, *(key for key, _, _ in reports)])
     found += views_of_vms(connection, event_vms.c.vm_key, known, event_vms.c.is_open.is_(True))
@@ -236,7 +201,7 @@ def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[st
 def _changes(  # noqa: PLR0917  # one call
     connection: Connection,
     reports: Sequence[_Report],
-    known: Mapping[str, StoredVm],
+    known: Mapping[str, VmState],
     before: Mapping[_ViewKey, View],
     received_at: str,
     limits: LimitSettings,
@@ -244,7 +209,7 @@ def _changes(  # noqa: PLR0917  # one call
     after = dict(before)
     contents: dict[_ViewKey, ScheduledEvent] = {}
     for key, record, event in reports:
-        position = position_of(record, known[key[1]].state.streams.get(record.stream_id, received_at))
+        position = position_of(record, known[key[1]].streams.get(record.stream_id, received_at))
         after[key] = view_after(after.get(key), record, event, position, reported_at(record, received_at))
         # The view can have another content: of a newer record, or of an earlier record with the same ID.
         if after[key].variant == version_of(event).variant:
@@ -257,22 +222,22 @@ def _changes(  # noqa: PLR0917  # one call
         if old is None and is_over_limit and vm.stored_bytes >= limits.vm_bytes:
             continue
         new = _with_name(connection, view, content, vm)
-        new = msgspec.structs.replace(new, is_listed_as_ended=vm.state.has_ended(view))
+        new = msgspec.structs.replace(new, is_listed_as_ended=vm.has_ended(view))
         if content is not None and is_over_limit:  # drop the details, but keep the state
             new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
             content = ScheduledEvent(
                 event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
             )
         if new != old:
-            vm.open_events += new.current.is_open - was_open
+            vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)
             vm.stored_bytes += ROW_BYTES
             changes.append(Change(old=old, new=new, groups=vm.groups, event=content))
     return changes
 
 
-def _with_name(connection: Connection, view: View, event: ScheduledEvent | None, vm: StoredVm) -> View:
+def _with_name(connection: Connection, view: View, event: ScheduledEvent | None, vm: VmState) -> View:
     """Return *view* with the name that the VM owns."""
-    name = None if vm.state.name is None or vm.is_conflict else normal_name(vm.state.name)
+    name = vm.owned_name
     if event is None and name != view.owned_name:
         of_view = (event_variants.c.event_key == view.event_key) & (event_variants.c.variant == view.variant)
         body = connection.execute(select(event_variants.c.body).where(of_view)).scalar()
@@ -310,22 +275,20 @@ def _outcome(record: TransitionRecord) -> Entry:
     )
 
 
-def _vm_row(vm: StoredVm) -> dict[str, Any]:
-    state = vm.state
-    name = state.name or state.vm_key
-    search = (name, state.vm_key, state.vm.location or "", state.vm.resource_group or "", *vm.groups)
+def _vm_row(vm: VmState) -> dict[str, Any]:
+    name = vm.name or vm.vm_key
+    search = (name, vm.vm_key, vm.vm.location or "", vm.vm.resource_group or "", *vm.groups)
     return {
-        "vm_key": state.vm_key,
+        "vm_key": vm.vm_key,
         "name": without_nul(name).casefold(),
         "name_key": vm.name_key,
-        "resource_group": without_nul((state.vm.resource_group or "").casefold()),
-        "subscription": without_nul((state.vm.subscription_id or "").casefold()),
+        "resource_group": without_nul((vm.vm.resource_group or "").casefold()),
+        "subscription": without_nul((vm.vm.subscription_id or "").casefold()),
         "groups": "\n".join(["", *vm.groups, ""]),
         "search": without_nul("\n".join(search)).casefold(),
         "is_conflict": vm.is_conflict,
         "heard_at": vm.heard_at,
-        "confirmed_until": state.confirmed_until(vm.heard_at),
-        "open_events": max(0, vm.open_events),
+        "confirmed_until": vm.confirmed_until,
         "stored_bytes": vm.stored_bytes,
-        "body": msgspec.json.encode(state).decode(),
+        "body": msgspec.json.encode(vm).decode(),
     }

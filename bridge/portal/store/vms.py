@@ -16,11 +16,10 @@ from bridge.portal.inventory import InventoryEntry
 from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import contains_text, in_parts, rows_in, upsert
-from bridge.portal.store.ingest import INVENTORY, StoredVm, lock_vms, settle_again, stored_vm
-from bridge.portal.vm_state import VmState
+from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
+from bridge.portal.vm_state import VmState, vm_of
 
 PAGE = 100
-_vm_of = msgspec.json.Decoder(VmState).decode
 
 
 class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
 class VmPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of VMs."""
 
-    vms: tuple[StoredVm, ...]
+    vms: tuple[VmState, ...]
     total: int
     cursor: tuple[str, str] | None
     """The name and the key of the last VM of this page, or None on the last page."""
@@ -61,7 +60,7 @@ def list_vms(
     query = select(vms).where(*where).order_by(vms.c.name, vms.c.vm_key).limit(limit + 1)
     rows = list(connection.execute(query))
     last = rows[limit - 1] if len(rows) > limit else None
-    found = tuple(stored_vm(row) for row in rows[:limit])
+    found = tuple(vm_of(row.body) for row in rows[:limit])
     return VmPage(vms=found, total=total, cursor=None if last is None else (last.name, last.vm_key))
 
 
@@ -78,9 +77,8 @@ def keys_of_vms(connection: Connection, wanted: VmFilter) -> set[str]:
 
 def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
     """Return the name of each known VM of *keys*."""
-    query = select(vms.c.vm_key, vms.c.body).where(vms.c.body.is_not(None))
-    rows = rows_in(connection, query, vms.c.vm_key, keys)
-    return {row.vm_key: _vm_of(row.body).name or row.vm_key for row in rows}
+    rows = rows_in(connection, select(vms.c.vm_key, vms.c.body), vms.c.vm_key, keys)
+    return {row.vm_key: vm_of(row.body).name or row.vm_key for row in rows}
 
 
 def vms_of_groups(connection: Connection, places: Iterable[tuple[str, str]]) -> list[str]:
@@ -130,7 +128,7 @@ def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -
 
 
 def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = [vms.c.body.is_not(None)]
+    found: list[ColumnElement[bool]] = []
     if wanted.text:
         found.append(contains_text(vms.c.search, wanted.text))
     found += [_has_group([each]) for each in wanted.groups]
