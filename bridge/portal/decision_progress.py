@@ -7,7 +7,7 @@ approval, it sends a record that contains the result and the SHA-256 hash of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 
@@ -41,12 +41,6 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
     def clock(self) -> str:
         """Return the time of day."""
         return f"{parse_time(self.at):%H:%M:%S} UTC"
-
-    @property
-    def sentence(self) -> str:
-        """Return the sentence for an event that Azure still shows as Scheduled."""
-        approved = f"Approved by {self.by}" if self.by else "Approved"
-        return f"{approved}, and posted to Azure at {self.clock}. It can start at any moment. A hold might be too late."
 
 
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
@@ -113,9 +107,9 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a decision on *vms*, which is the same for all of these VMs."""
+    """The progress of a decision, which is the same for all VMs in *vm_keys*."""
 
-    vms: tuple[str, ...]
+    vm_keys: tuple[str, ...]
     choice: Choice
     made_at: str
     stage: Stage
@@ -125,51 +119,41 @@ class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the decision no longer has an effect."""
 
 
-_NOT_FOLLOWED = frozenset({"dry_run"})
 _UNDER_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
 def progress_of(
-    details: EventDetails, agents: Mapping[str, AgentSeen], *, now: datetime, accepted: AcceptedApproval | None = None
+    details: EventDetails, agents: Mapping[str, AgentSeen], accepted: AcceptedApproval | None, *, now: datetime
 ) -> tuple[DecisionProgress, ...]:
     """Return the progress of every decision of *details*, oldest first."""
-    outcomes = _newest_outcomes(details.outcomes)
+    outcomes: dict[str, TransitionRecord] = {}
+    for record in sorted(details.outcomes, key=lambda each: (each.observed_at, each.sequence)):
+        if record.approval is not None:
+            outcomes |= dict.fromkeys(record.approval.jws_sha256, record)
+    is_over = details.event.state is not State.SCHEDULED or accepted is not None
+    holds = [each for each in details.verdicts if each.choice is Choice.HOLD]
+    lifted = {each.verdict_id for each in holds} if all(each.withdrawn_at for each in holds) else set()
     newest = {each.choice: each.index for each in details.decisions}
     found: dict[DecisionProgress, list[str]] = {}
     for each in details.decisions:
         stage, because = _stage_of(each, outcomes.get(each.jws_sha256), agents.get(each.vm_key), now=now)
         is_stopped = each.index < newest.get(Choice.HOLD, 0)
         if each.choice is Choice.HOLD:
-            is_past = accepted is not None or each.index < newest.get(Choice.APPROVE, 0) or _is_lifted(each, details)
+            is_past = is_over or each.index < newest.get(Choice.APPROVE, 0) or each.verdict_id in lifted
+            because = "" if is_past else because
         else:
             is_past = stage is Stage.EXPIRED or (stage in _UNDER_WAY and (accepted is not None or is_stopped))
         progress = DecisionProgress(
-            vms=(),
+            vm_keys=(),
             choice=each.choice,
             made_at=each.made_at,
             stage=stage,
-            because="" if is_past and each.choice is Choice.HOLD else because,
+            because=because,
             is_stopped=is_stopped,
             is_past=is_past,
         )
-        found.setdefault(progress, []).append(each.vm_name or each.vm_key)
-    return tuple(msgspec.structs.replace(progress, vms=tuple(names)) for progress, names in found.items())
-
-
-def _is_lifted(hold: SignedDecision, details: EventDetails) -> bool:
-    if details.event.state is not State.SCHEDULED:
-        return True
-    is_verdict = any(each.verdict_id == hold.verdict_id and each.choice is Choice.HOLD for each in details.verdicts)
-    is_held = any(each.choice is Choice.HOLD and each.withdrawn_at is None for each in details.verdicts)
-    return is_verdict and not is_held
-
-
-def _newest_outcomes(outcomes: Iterable[TransitionRecord]) -> dict[str, TransitionRecord]:
-    found: dict[str, TransitionRecord] = {}
-    for record in sorted(outcomes, key=lambda each: (each.observed_at, each.sequence)):
-        if record.approval is not None:
-            found |= dict.fromkeys(record.approval.jws_sha256, record)
-    return found
+        found.setdefault(progress, []).append(each.vm_key)
+    return tuple(msgspec.structs.replace(progress, vm_keys=tuple(keys)) for progress, keys in found.items())
 
 
 def _stage_of(
@@ -177,8 +161,7 @@ def _stage_of(
 ) -> tuple[Stage, str]:
     if outcome is not None and outcome.approval is not None:
         result = outcome.approval.result
-        followed = outcome.transition is Transition.APPROVED and result not in _NOT_FOLLOWED
-        if followed:
+        if outcome.transition is Transition.APPROVED and result != "dry_run":
             return Stage.FOLLOWED, ""
         clocks = " The clock of the portal or of the VM might be wrong." if result == "superseded" else ""
         return Stage.REFUSED, f"{outcome.approval.reason or 'No reason.'} ({result}){clocks}"

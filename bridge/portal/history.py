@@ -6,7 +6,7 @@ reports of other VMs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -42,28 +42,25 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the entry no longer has an effect."""
 
 
-def history(view: EventView, records: Iterable[TransitionRecord]) -> list[HistoryEntry]:
-    """Return the changes by Azure, verdicts, decisions, and outcomes by time."""
-    verdicts = [
-        HistoryEntry(
-            at=each.made_at,
-            text=view.sentence(each),
-            note=f"“{each.reason}”" if each.reason else "",
-            is_past=each.withdrawn_at is not None,
-        )
-        for each in view.details.verdicts
-    ]
-    decisions = [
-        HistoryEntry(
-            at=each.made_at,
-            text=f"{_DECISIONS[each.choice]} for the agent of {first_of(each.vms, _MOST_NAMES)}: {each.stage.value}",
-            note=each.because,
-            is_past=each.is_past,
-        )
-        for each in view.progress
-    ]
-    outcomes = [_outcome(each) for each in view.details.outcomes]
-    found = [*_by_azure(view.event, records), *verdicts, *decisions, *outcomes]
+def shown_vms(view: EventView) -> list[str]:
+    """Return the keys of the VMs whose names the history contains."""
+    return [key for each in view.progress for key in each.vm_keys[:_MOST_NAMES]]
+
+
+def history(view: EventView, records: Iterable[TransitionRecord], names: Mapping[str, str]) -> list[HistoryEntry]:
+    """Return the changes by Azure, verdicts, decisions, and outcomes by time.
+
+    *names* contains the names of `shown_vms`.
+    """
+    found = _by_azure(view.event, records)
+    for each in view.details.verdicts:
+        note, is_past = f"“{each.reason}”" if each.reason else "", each.withdrawn_at is not None
+        found.append(HistoryEntry(at=each.made_at, text=view.sentence(each), note=note, is_past=is_past))
+    for decision in view.progress:
+        vms = first_of([names.get(key, key) for key in decision.vm_keys], _MOST_NAMES)
+        text = f"{_DECISIONS[decision.choice]} for the agent of {vms}: {decision.stage.value}"
+        found.append(HistoryEntry(at=decision.made_at, text=text, note=decision.because, is_past=decision.is_past))
+    found += map(_outcome, view.details.outcomes)
     return sorted(found, key=lambda each: each.at)
 
 

@@ -22,7 +22,7 @@ from bridge.portal import audit_page, deciding, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState
 from bridge.portal.fleet_page import count_agents
-from bridge.portal.history import history
+from bridge.portal.history import history, shown_vms
 from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
 from bridge.portal.sentences import differences
@@ -30,6 +30,7 @@ from bridge.portal.site import Site
 from bridge.portal.store.event_details import event_details_of, event_with_digest, record_of
 from bridge.portal.store.events import records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
+from bridge.portal.store.vms import vm_names
 from bridge.portal.users import AccessDenied, Person
 from bridge.portal.verdicts import Choice
 from bridge.portal.views import EventView
@@ -94,12 +95,13 @@ async def event(site: Site, request: Request, person: Person) -> Response:
         whole_number(request.query_params, name, 0, lowest=0, highest=2**31) for name in ("vms", "records")
     )
     bodies = await site.store.read(records_of, view.event.key)
+    names = await site.store.read(vm_names, shown_vms(view))
     return site.login.page(
         request,
         person,
         "event.html",
         view=view,
-        history=history(view, map(record_of, bodies)),
+        history=history(view, map(record_of, bodies), names),
         first_vm=first_vm,
         first_record=first_record,
         bodies=bodies[::-1],

@@ -21,7 +21,7 @@ from bridge.clock import format_time, parse_time
 from bridge.events.event import compact_json
 from bridge.events.otel_resource import own_version
 from bridge.portal.requests import error_answer
-from bridge.portal.sentences import STATE_WORDS, effect_of, how_many, lifting, these, vm_names
+from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
 from bridge.text import duration, escaped
 
 _HERE = Path(__file__).parent
@@ -62,6 +62,7 @@ class Renderer:
         self._templates.globals.update(version=own_version(), static=self._address_of)
         self._templates.globals.update(
             states=STATE_WORDS,
+            clock_text=clock_text,
             effect_of=effect_of,
             how_many=how_many,
             lifting=lifting,

@@ -43,13 +43,6 @@ from bridge.portal.verdicts import (
     too_few,
 )
 
-_SENTENCES = {
-    State.STARTED: "Azure has started the event. The event is over when Azure no longer reports it to the VMs.",
-    State.COMPLETED: "The event is over.",
-    State.CANCELED: "Azure canceled the event.",
-    State.ENDED: "The event is over. No VM reported how it ended.",
-}
-
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of the visible buttons. A hidden button is None."""
@@ -91,7 +84,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def progress(self) -> tuple[DecisionProgress, ...]:
         """Return the progress of every decision."""
-        return progress_of(self.details, self.agents, now=self.now, accepted=self.accepted)
+        return progress_of(self.details, self.agents, self.accepted, now=self.now)
 
     @cached_property
     def agents(self) -> Mapping[str, AgentSeen]:
@@ -103,22 +96,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _too_few(self) -> str:
         """Return a warning if not enough people can approve, or ""."""
         return "" if self.site.users.others_may_approve else too_few(self.site.required, self.details.approvers)
-
-    @property
-    def next_event(self) -> str:
-        """Return what happens if no one acts, without the countdown."""
-        event, at = self.event, self.event.event.not_before
-        if event.state in _SENTENCES:
-            return _SENTENCES[event.state]
-        if event.state is State.OTHER:
-            return f"The event has the status {event.event.event_status}, which this version does not support."
-        if self.accepted is not None:
-            return self.accepted.sentence
-        if event.event.is_advisory:
-            return "Azure reports a higher risk of an eviction. The recommendation does not change the VM."
-        if at is not None and at <= self.now:
-            return f"Azure can start the event at any moment. NotBefore was {clock_text(event)}."
-        return f"If no one acts, Azure starts the event {clock_text(event)}."
 
     @property
     def until(self) -> datetime | None:

@@ -19,7 +19,6 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import events_of, records_of
 from bridge.portal.store.users import all_users, barred_people
-from bridge.portal.store.vms import vm_names
 from bridge.portal.verdicts import Choice, Lift, Verdict, counting, most_of_one_issuer
 from bridge.portal.vm_state import vm_key
 
@@ -36,7 +35,6 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     event_key: str
     vm_key: str
-    vm_name: str | None
     choice: Choice
     made_at: str
     expires_at_seconds: int
@@ -137,11 +135,8 @@ def _decisions(connection: Connection, keys: Iterable[str]) -> list[SignedDecisi
     columns = decisions.c.decision_index.label("index"), decisions.c.decision.label("choice")
     others = (decisions.c[name] for name in SignedDecision.__struct_fields__ if name in decisions.c)
     query = select(*columns, *others).order_by(decisions.c.decision_index)
-    rows = list(rows_in(connection, query, decisions.c.event_key, keys))
-    names = vm_names(connection, [row.vm_key for row in rows])
-    return [
-        SignedDecision(**{**row._asdict(), "choice": Choice(row.choice)}, vm_name=names.get(row.vm_key)) for row in rows
-    ]
+    rows = rows_in(connection, query, decisions.c.event_key, keys)
+    return [SignedDecision(**{**row._asdict(), "choice": Choice(row.choice)}) for row in rows]
 
 
 def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, TransitionRecord]]:
