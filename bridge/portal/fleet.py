@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -73,6 +73,18 @@ class Version(msgspec.Struct, frozen=True):
     """The normalized names in Resources."""
 
 
+class Category(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields by which the portal counts the views of an event."""
+
+    variant: str
+    digest: str
+    state: State
+    evidence: Evidence
+    """The evidence of the end, or UNKNOWN for an open event."""
+    is_named: bool
+    is_member: bool
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a VM's report that the API shows."""
 
@@ -114,6 +126,18 @@ class View(Report, frozen=True, kw_only=True):
         """Return the state of the event for the VM."""
         return State.ENDED if self.state.is_open and self.is_listed_as_ended else self.state
 
+    @property
+    def category(self) -> Category:
+        """Return the fields by which the portal counts this view."""
+        return Category(
+            variant=self.variant,
+            digest=self.digest,
+            state=self.current,
+            evidence=Evidence.UNKNOWN if self.state.is_open else self.evidence,
+            is_named=self.is_named,
+            is_member=self.is_member,
+        )
+
 
 class VmOfEvent(Report, frozen=True, kw_only=True):
     """The newest report of an event from one VM, and the VM. `state` is the current state."""
@@ -128,65 +152,55 @@ class VmOfEvent(Report, frozen=True, kw_only=True):
     """False if this report differs from the event that the portal shows."""
 
 
-class VersionCounts(msgspec.Struct, kw_only=True):
-    """The number of VMs that report a version of an event."""
-
-    digest: str
-    members: int = 0
-    """The VMs that own a name in the Resources of this version."""
-    reporters: int = 0
-
-
-class EventSummary(msgspec.Struct, kw_only=True):
-    """The row of an event, without its list of VMs."""
+class EventStatus(msgspec.Struct, kw_only=True):
+    """The state of an event, and the number of its VMs."""
 
     key: str
-    event_id: str | None = None
-    state: State = State.ENDED
+    """32 hexadecimal digits, computed from the EventId."""
     digest: str = ""
+    """The digest of the version that the portal shows."""
+    state: State = State.ENDED
+    is_open: bool = False
+    first_observed_at: str = ""
+    observed_at: str = ""
+    counts: dict[str, int] = {}
+    """The number of members in each `State`, or of all reporters if no VM is a member."""
+    differing: int = 0
+    """The number of VMs that report a different version."""
+
+
+class EventSummary(EventStatus, kw_only=True):
+    """The row of an event, without its list of VMs."""
+
+    event_id: str | None = None
     variant: str = ""
     event_type: str | None = None
-    event_source: str | None = None
     duration_seconds: int | None = None
     not_before: str | None = None
     """NotBefore of the shown version, or the last known NotBefore of a started event."""
     shown_description: str | None = None
-    has_one_description: bool = True
+    description: str | None = None
+    """The shown description, or None if the members report different descriptions."""
     names: tuple[str, ...] = ()
     """The first names in Resources."""
     names_count: int = 0
     region: str | None = None
     resource_group: str | None = None
     scale_set: str | None = None
-    subscription: str | None = None
-    first_observed_at: str = ""
-    observed_at: str = ""
-    members: dict[str, int] = {}
-    """The number of members in each `State`."""
-    reporters: dict[str, int] = {}
-    """The number of all VMs that report the event, in each `State`."""
-    versions: dict[str, VersionCounts] = {}
-    """The versions that VMs report, by `Version.variant`."""
-    differing: int = 0
-    """The number of VMs that report a different version."""
-    ending: tuple[int, str] = (-1, "ended")
+    categories: tuple[tuple[Category, int], ...] = ()
+    """The number of views in each category."""
     sole_vm_key: str | None = None
     """The only VM that reports the event, or None."""
 
     @property
-    def description(self) -> str | None:
-        """Return the description, or None if the members report different descriptions."""
-        return self.shown_description if self.has_one_description else None
+    def has_members(self) -> bool:
+        """Return whether at least one VM is a member."""
+        return any(category.is_member for category, _ in self.categories)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Return the number of members in each state, or of all reporters if no VM is a member."""
-        return self.members if any(self.members.values()) else self.reporters
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the event is open for at least one VM."""
-        return self.state.is_open
+    def variants(self) -> set[str]:
+        """Return the versions that VMs report."""
+        return {category.variant for category, _ in self.categories}
 
     @property
     def is_advisory(self) -> bool:
@@ -206,53 +220,50 @@ class EventSummary(msgspec.Struct, kw_only=True):
             return None
         return without_nul(f"{self.event_type}|{self.region or ''}|{self.not_before[:_HOUR_CHARACTERS]}")
 
-    def chosen(self, followed: str | None) -> str:
-        """Return the version to show.
+    def chosen(self, followed: str | None) -> Category:
+        """Return a category of the version to show.
 
-        After a tie, show the version *followed*, which a member reported after the shown version.
+        After a tie, show the version with the digest *followed*, which a member reported after the shown version.
         """
-        votes: dict[str, tuple[int, int]] = {}
-        for each in self.versions.values():
-            members, reporters = votes.get(each.digest, (0, 0))
-            votes[each.digest] = members + each.members, reporters + each.reporters
-        best = max(votes, key=lambda digest: (votes[digest], digest == self.digest, digest))
-        new = self.versions.get(followed or "")
-        if new is not None and votes[new.digest] == votes[best]:
-            best = new.digest
-        shown = {name: each for name, each in self.versions.items() if each.digest == best}
-        return max(shown, key=lambda name: (shown[name].members, shown[name].reporters, name == self.variant, name))
+        votes: Counter[str] = Counter()
+        for category, number in self.categories:
+            if category.is_named:
+                votes.update({category.digest: number, category.variant: number})
+
+        def rank(each: Category) -> tuple[object, ...]:
+            of_digest = votes[each.digest], each.digest == followed, each.digest == self.digest, each.digest
+            return *of_digest, votes[each.variant], each.variant == self.variant, each.variant
+
+        return max((category for category, _ in self.categories), key=rank)
 
     def settle(self) -> None:
-        """Compute the state, and compare the versions."""
-        counts = self.counts
-        self.state = next((each for each in _OPEN if counts.get(each.value)), State(self.ending[1]))
-        shown = [each for each in self.versions.values() if each.digest == self.digest and each.reporters > 0]
-        has_members = any(each.members for each in shown)
-        agreeing = [each for each in shown if each.members or not has_members]
-        self.has_one_description = len(agreeing) == 1  # versions with one digest differ in the description only
-        self.differing = sum(self.reporters.values()) - sum(each.reporters for each in agreeing)
+        """Compute the state and the counts from the categories."""
+        counted = [each for each in self.categories if each[0].is_member] or self.categories
+        counts: Counter[State] = Counter()
+        for category, number in counted:
+            counts[category.state] += number
+        self.counts = {each.value: counts[each] for each in State if counts[each]}
+        ending, _ = max(counted, key=lambda each: (_EVIDENCE_RANK[each[0].evidence], each[0].state.value))
+        self.state = next((each for each in _OPEN if counts[each]), ending.state)
+        self.is_open = self.state.is_open
+        # Versions with one digest differ in the description only.
+        shown = [category for category, _ in self.categories if category.digest == self.digest]
+        agreeing = {each.variant for each in shown if each.is_named} or {each.variant for each in shown}
+        self.description = self.shown_description if len(agreeing) == 1 else None
+        self.differing = sum(number for category, number in self.categories if category.variant not in agreeing)
 
 
-class EventState(msgspec.Struct, frozen=True, kw_only=True):
+class EventState(EventStatus, kw_only=True):
     """An event with the views of its VMs."""
 
-    key: str
-    """32 hexadecimal digits, computed from the EventId."""
-    state: State
-    is_open: bool
     event: ScheduledEvent
     """The version that the members report. The description is None if the members report different descriptions."""
-    digest: str
-    first_observed_at: str
-    observed_at: str
     undecidable_because: str | None
     vms: tuple[VmOfEvent, ...]
     unconfirmed: tuple[str, ...]
     """The names in Resources that no VM confirms."""
     groups: tuple[str, ...]
     """The groups of the members, for scopes and filters: ``resource_group:west``, ``labels.team:payments``."""
-    counts: dict[str, int]
-    differing: int
 
     @property
     def too_late_because(self) -> str:
@@ -345,48 +356,34 @@ def view_after(
     return msgspec.structs.replace(newest, first_observed_at=first, is_member=known.is_member)
 
 
-def count_view(summary: EventSummary, view: View, change: int) -> None:
-    """Add *view* to the counts in *summary* (*change* is 1), or remove it (*change* is -1).
+def count_views(summary: EventSummary, *, added: Sequence[View], removed: Sequence[View] = ()) -> None:
+    """Update the counts and the times in *summary*.
 
-    If the event has members, only the reports of the members change its times and its end.
+    If the event has members, only the reports of the members change its times.
     """
-    state = view.current
-    for counts in (summary.reporters, *([summary.members] if view.is_member else [])):
-        counts[state.value] = counts.get(state.value, 0) + change
-    version = summary.versions.setdefault(view.variant, VersionCounts(digest=view.digest))
-    version.reporters += change
-    version.members += change if view.is_named else 0
-    if change < 0:
-        return
-    summary.sole_vm_key = view.vm_key if sum(summary.reporters.values()) == 1 else None
-    if view.is_member or not any(summary.members.values()):
-        first = summary.first_observed_at or view.first_observed_at
-        summary.first_observed_at = min(first, view.first_observed_at)
-        summary.observed_at = max(summary.observed_at, view.observed_at)
-        if not state.is_open:
-            evidence = view.evidence if not view.state.is_open else Evidence.UNKNOWN
-            summary.ending = max(summary.ending, (_EVIDENCE_RANK[evidence], state.value))
-
-
-def count_again(summary: EventSummary, views: Iterable[View]) -> None:
-    """Count *views* again, and store the counts in *summary*. Pass all views of the event."""
-    summary.members, summary.reporters, summary.versions, summary.ending = {}, {}, {}, (-1, "ended")
-    summary.first_observed_at = summary.observed_at = ""
-    for view in sorted(views, key=lambda view: not view.is_member):
-        count_view(summary, view, 1)
+    counts = Counter(dict(summary.categories))
+    counts.subtract(view.category for view in removed)
+    counts.update(view.category for view in added)
+    summary.categories = tuple((category, number) for category, number in counts.items() if number > 0)
+    summary.sole_vm_key = added[0].vm_key if added and counts.total() == 1 else None
+    has_members = summary.has_members
+    for view in added:
+        if view.is_member or not has_members:
+            first = summary.first_observed_at or view.first_observed_at
+            summary.first_observed_at = min(first, view.first_observed_at)
+            summary.observed_at = max(summary.observed_at, view.observed_at)
 
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
     """Update *summary* with the fields of *event* (the shown version) and of *vm*."""
-    summary.event_id, summary.event_type, summary.event_source = event.event_id, event.event_type, event.event_source
+    summary.event_id, summary.event_type = event.event_id, event.event_type
     summary.duration_seconds = event.duration_seconds
     summary.shown_description = None if event.description is None else without_nul(event.description)
     if event.not_before is not None:
         summary.not_before = format_time(event.not_before)
     names = tuple(dict.fromkeys(event.resources or ()))
     summary.names, summary.names_count = names[:_SHOWN_NAMES], len(names)
-    summary.region, summary.resource_group = vm.location, vm.resource_group
-    summary.scale_set, summary.subscription = vm.scale_set, vm.subscription_id
+    summary.region, summary.resource_group, summary.scale_set = vm.location, vm.resource_group, vm.scale_set
 
 
 def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:

@@ -112,7 +112,6 @@ event_variants = Table(
     metadata,
     Column("event_key", String(32), primary_key=True),
     Column("variant", String(32), primary_key=True),
-    Column("description", Text),
     Column("body", Text, nullable=False),
 )
 

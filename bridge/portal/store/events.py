@@ -13,9 +13,10 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
-from bridge.events.record import Evidence
+from bridge.events.event import ScheduledEvent
 from bridge.portal.fleet import (
     EventState,
+    EventStatus,
     EventSummary,
     Report,
     State,
@@ -152,22 +153,21 @@ def event_of(connection: Connection, key: str, *, now: str) -> EventState | None
 def events_of(connection: Connection, keys: Iterable[str], *, now: str) -> dict[str, EventState]:
     """Return the known events with *keys*, including the views of their VMs."""
     summaries = summaries_of(connection, keys)
-    versions: dict[tuple[str, str], tuple[str | None, str]] = {}
     views: dict[str, list[VmOfEvent]] = {key: [] for key in summaries}
     groups: dict[str, list[str]] = {key: [] for key in summaries}
-    for row in rows_in(connection, select(event_variants), event_variants.c.event_key, summaries):
-        versions[row.event_key, row.variant] = row.description, row.body
+    reported = rows_in(connection, select(event_variants), event_variants.c.event_key, summaries)
+    versions = {(row.event_key, row.variant): event_of_variant(row.body) for row in reported}
     query = select(event_vms.c.event_key, event_vms.c.body, vms.c.body.label("vm"), vms.c.groups, vms.c.confirmed_until)
     query = query.join(vms, vms.c.vm_key == event_vms.c.vm_key).order_by(vms.c.name, vms.c.vm_key)
     for row in rows_in(connection, query, event_vms.c.event_key, summaries):
         digest, view = summaries[row.event_key].digest, _view_of(row.body)
-        description = versions[row.event_key, view.variant][0]
+        description = versions[row.event_key, view.variant].description
         views[row.event_key].append(_vm_of_event(view, row, description, digest=digest, now=now))
     names = select(event_groups).order_by(event_groups.c.name)
     for row in rows_in(connection, names, event_groups.c.event_key, summaries):
         groups[row.event_key].append(row.name)
     return {
-        key: _state_of(summary, versions[key, summary.variant][1], views[key], groups[key])
+        key: _state_of(summary, versions[key, summary.variant], views[key], groups[key])
         for key, summary in summaries.items()
     }
 
@@ -240,9 +240,8 @@ def cursor_parts(text: str, count: int) -> tuple[Any, ...]:
 def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, now: str) -> VmOfEvent:
     vm = _vm_of(row.vm)
     reported = {name: getattr(view, name) for name in Report.__struct_fields__}
-    current = {"state": view.current, "evidence": view.evidence if view.current is view.state else Evidence.UNKNOWN}
     return VmOfEvent(
-        **{**reported, **current},
+        **{**reported, "state": view.current},
         name=vm.name,
         vm=vm.vm,
         groups=tuple(filter(None, row.groups.split("\n"))),
@@ -252,25 +251,20 @@ def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, 
     )
 
 
-def _state_of(summary: EventSummary, body: str, views: Sequence[VmOfEvent], groups: Sequence[str]) -> EventState:
-    event = event_of_variant(body)
-    status = {State.SCHEDULED: "Scheduled", State.STARTED: "Started"}.get(summary.state, event.event_status)
-    event = msgspec.structs.replace(event, description=summary.description, event_status=status)
+def _state_of(
+    summary: EventSummary, event: ScheduledEvent, views: Sequence[VmOfEvent], groups: Sequence[str]
+) -> EventState:
+    azure_status = {State.SCHEDULED: "Scheduled", State.STARTED: "Started"}.get(summary.state, event.event_status)
+    event = msgspec.structs.replace(event, description=summary.description, event_status=azure_status)
     why = undecidable_because(event, summary.state)
     if why is None and version_of(event).digest != summary.digest:
         why = "the VM reports too many open events, and the portal dropped the details"
+    status = {name: getattr(summary, name) for name in EventStatus.__struct_fields__}
     return EventState(
-        key=summary.key,
-        state=summary.state,
-        is_open=summary.is_open,
+        **status,
         event=event,
-        digest=summary.digest,
-        first_observed_at=summary.first_observed_at,
-        observed_at=summary.observed_at,
         undecidable_because=why,
         vms=tuple(views),
         unconfirmed=unconfirmed_names(event, views),
         groups=tuple(groups),
-        counts={name: number for name, number in summary.counts.items() if number},
-        differing=summary.differing,
     )

@@ -1,7 +1,7 @@
 """Updates the rows of events after the views of VMs change (`bridge.portal.fleet`).
 
-Each event has counters of its VMs by state and by version. When a view changes, the portal only increases or decreases
-these counters, so the cost does not depend on the number of VMs. After a rare change, such as the first member or a
+The row of an event contains the number of its views in each category. When a view changes, the portal only changes
+these numbers, so the cost does not depend on the number of VMs. After a rare change, such as the first member or a
 resolved name conflict, the portal counts all views of the event again.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.portal.fleet import EventSummary, View, count_again, count_view, show_version, version_of
+from bridge.portal.fleet import EventSummary, View, count_views, show_version, version_of
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
 from bridge.portal.store.database import in_parts, insert_missing, rows_in, upsert
 from bridge.portal.vm_state import VmState
@@ -42,19 +42,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Event(msgspec.Struct, kw_only=True):
     summary: EventSummary
+    before: str = ""
+    """The shown version before the changes."""
     stored: set[str] = set()
     """The versions that have a row."""
-    new: dict[str, ScheduledEvent] = {}
-    """The versions that do not have a row."""
+    versions: dict[str, ScheduledEvent] = {}
+    """The reported versions without a row, and the loaded versions."""
     followed: str | None = None
-    """The new version of a member that reported the shown version before."""
+    """The digest of the new version of a member that reported the shown version before."""
     must_count: bool = False
     groups: set[str] = set()
     """The new groups."""
-    names: frozenset[str] | None = None
-    """The names of the shown version, or None if they are not loaded."""
-    shown: ScheduledEvent | None = None
-    """The shown version if it changed."""
 
 
 def lock_events(connection: Connection, keys: Iterable[str]) -> None:
@@ -77,18 +75,17 @@ def apply_changes(
     insert_missing(connection, events, [{"event_key": key} for key in keys])
     lock_events(connection, keys)
     found = _events(connection, keys)
-    settled = [_with_membership(connection, found[each.new.event_key], each) for each in changes]
-    upsert(connection, event_vms, [_view_row(each.new) for each in settled])
-    for change in settled:
-        _apply(found[change.new.event_key], change)
-    for key, event in found.items():
-        _choose(connection, event, must_count=event.must_count or key in recount)
+    for key in recount:
+        found[key].must_count = True
+    views = [_apply(connection, found[each.new.event_key], each) for each in changes]
+    upsert(connection, event_vms, [_view_row(each) for each in views])
+    for event in found.values():
+        _choose(connection, event)
         _store_versions(connection, event)
-    gone = [key for key, event in found.items() if not event.summary.versions]
+    gone = [key for key, event in found.items() if not event.summary.categories]
     for part in in_parts(gone):
-        for table in (events, event_groups):
-            connection.execute(delete(table).where(table.c.event_key.in_(part)))
-    kept = [event for event in found.values() if event.summary.versions]
+        connection.execute(delete(events).where(events.c.event_key.in_(part)))
+    kept = [event for event in found.values() if event.summary.categories]
     rows = [{"event_key": each.summary.key, "name": name} for each in kept for name in sorted(each.groups)]
     insert_missing(connection, event_groups, rows)
     _store_events(connection, kept)
@@ -105,61 +102,56 @@ def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
     query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None))
     for row in rows_in(connection, query, events.c.event_key, keys):
         summary = _summary_of(row.body)
-        found[row.event_key] = _Event(summary=summary, stored=set(summary.versions))
+        found[row.event_key] = _Event(summary=summary, before=summary.variant, stored=summary.variants)
     return found
 
 
-def _with_membership(connection: Connection, event: _Event, change: Change) -> Change:
-    """Return *change* with the correct `is_member` for the names in the shown version."""
-    new, summary = change.new, event.summary
-    is_member = new.is_named
-    if new.digest != summary.digest and new.owned_name is not None:
-        is_member = bool(summary.variant) and new.owned_name in _names_of(connection, event)
-    return msgspec.structs.replace(change, new=msgspec.structs.replace(new, is_member=is_member))
-
-
-def _apply(event: _Event, change: Change) -> None:
+def _apply(connection: Connection, event: _Event, change: Change) -> View:
+    """Count a changed view, and return it with `is_member` for the shown version."""
     old, new, summary = change.old, change.new, event.summary
-    had_members = any(summary.members.values())
-    if change.event is not None and new.variant not in summary.versions:
-        event.new[new.variant] = msgspec.structs.replace(change.event, extra={})
-    if (old is not None and old.is_member != new.is_member) or (new.is_member and not had_members):
+    is_member, had_members = new.is_named, summary.has_members
+    if new.digest != summary.digest and new.owned_name is not None:
+        is_member = new.owned_name in _shown_names(connection, event)
+    new = msgspec.structs.replace(new, is_member=is_member)
+    if change.event is not None and new.variant not in event.stored:
+        event.versions[new.variant] = msgspec.structs.replace(change.event, extra={})
+    count_views(summary, added=[new], removed=[] if old is None else [old])
+    if (old is not None and old.is_member != is_member) or (is_member and not had_members):
         event.must_count = True
-    if old is not None:
-        count_view(summary, old, -1)
-    count_view(summary, new, 1)
     if old is not None and old.is_member and new.is_named and old.variant == summary.variant:
-        event.followed = new.variant
-    if old is None and (new.is_member or not any(summary.members.values())):
+        event.followed = new.digest
+    if old is None and (is_member or not summary.has_members):
         event.groups |= set(change.groups)
+    return new
 
 
-def _choose(connection: Connection, event: _Event, *, must_count: bool) -> None:
-    """Choose the version of the event to show.
-
-    If its digest changes, determine the members again.
-    """
+def _choose(connection: Connection, event: _Event) -> None:
+    """Choose the version of the event to show."""
     summary = event.summary
-    if must_count:
-        count_again(summary, views_of_vms(connection, event_vms.c.event_key, [summary.key]))
-    if not any(each.reporters for each in summary.versions.values()):
+    if event.must_count:
+        _count_again(connection, event)
+    if not summary.categories:
         return
-    before = summary.digest
-    variant = summary.chosen(event.followed)
-    if variant != summary.variant:
-        summary.digest, summary.variant = summary.versions[variant].digest, variant
-        event.shown = _version_of(connection, event)
-        show_version(summary, event.shown, _vm_of_variant(connection, event))
-        event.names = version_of(event.shown).names
-    if must_count or summary.digest != before:
-        names = _names_of(connection, event)
-        stored = views_of_vms(connection, event_vms.c.event_key, [summary.key])
-        views = [msgspec.structs.replace(each, is_member=each.owned_name in names) for each in stored]
-        changed = [new for old, new in zip(stored, views, strict=True) if new != old]
-        upsert(connection, event_vms, [_view_row(each) for each in changed])
-        count_again(summary, views)
-        event.groups = _groups_of(connection, summary)
+    chosen = summary.chosen(event.followed)
+    if chosen.variant != summary.variant:
+        has_other_names = chosen.digest != summary.digest
+        summary.digest, summary.variant = chosen.digest, chosen.variant
+        show_version(summary, _shown_version(connection, event), _vm_of_variant(connection, event))
+        if has_other_names:
+            _count_again(connection, event)
     summary.settle()
+
+
+def _count_again(connection: Connection, event: _Event) -> None:
+    """Determine the members and the groups of the event, and count all of its views."""
+    summary, names = event.summary, _shown_names(connection, event)
+    stored = views_of_vms(connection, event_vms.c.event_key, [summary.key])
+    views = [msgspec.structs.replace(each, is_member=each.owned_name in names) for each in stored]
+    changed = [new for old, new in zip(stored, views, strict=True) if new != old]
+    upsert(connection, event_vms, [_view_row(each) for each in changed])
+    summary.categories, summary.first_observed_at, summary.observed_at = (), "", ""
+    count_views(summary, added=views)
+    event.groups = _groups_of(connection, summary)
 
 
 def _groups_of(connection: Connection, summary: EventSummary) -> set[str]:
@@ -170,24 +162,24 @@ def _groups_of(connection: Connection, summary: EventSummary) -> set[str]:
     connection.execute(delete(event_groups).where(event_groups.c.event_key == summary.key))
     query = select(vms.c.groups).distinct().join(event_vms, event_vms.c.vm_key == vms.c.vm_key)
     query = query.where(event_vms.c.event_key == summary.key)
-    if any(summary.members.values()):
+    if summary.has_members:
         query = query.where(event_vms.c.is_member.is_(True))
     texts = connection.execute(query).scalars()
     return {name for text in texts if text for name in text.split("\n") if name}
 
 
-def _version_of(connection: Connection, event: _Event) -> ScheduledEvent:
-    summary = event.summary
-    if summary.variant in event.new:
-        return event.new[summary.variant]
-    is_row = and_(event_variants.c.event_key == summary.key, event_variants.c.variant == summary.variant)
-    return event_of_variant(connection.execute(select(event_variants.c.body).where(is_row)).scalar_one())
+def _shown_version(connection: Connection, event: _Event) -> ScheduledEvent:
+    key, variant = event.summary.key, event.summary.variant
+    if variant not in event.versions:
+        is_row = and_(event_variants.c.event_key == key, event_variants.c.variant == variant)
+        body = connection.execute(select(event_variants.c.body).where(is_row)).scalar_one()
+        event.versions[variant] = event_of_variant(body)
+    return event.versions[variant]
 
 
-def _names_of(connection: Connection, event: _Event) -> frozenset[str]:
-    if event.names is None:
-        event.names = version_of(_version_of(connection, event)).names
-    return event.names
+def _shown_names(connection: Connection, event: _Event) -> frozenset[str]:
+    """Return the normalized names in Resources of the shown version."""
+    return version_of(_shown_version(connection, event)).names if event.summary.variant else frozenset()
 
 
 def _vm_of_variant(connection: Connection, event: _Event) -> VmIdentity:
@@ -199,32 +191,28 @@ def _vm_of_variant(connection: Connection, event: _Event) -> VmIdentity:
 
 def _store_versions(connection: Connection, event: _Event) -> None:
     """Store the new versions, and delete the versions that no VM reports."""
-    summary = event.summary
-    summary.versions = {name: each for name, each in summary.versions.items() if each.reporters > 0}
+    key, reported = event.summary.key, event.summary.variants
     rows = [
-        {
-            "event_key": summary.key,
-            "variant": name,
-            "description": None if version.description is None else without_nul(version.description),
-            "body": msgspec.json.encode(version).decode(),
-        }
-        for name, version in event.new.items()
+        {"event_key": key, "variant": name, "body": msgspec.json.encode(event.versions[name]).decode()}
+        for name in reported - event.stored
     ]
     if rows:
         connection.execute(event_variants.insert(), rows)
-    gone = event.stored.union(event.new) - summary.versions.keys()
+    gone = event.stored - reported
     if gone:
-        is_gone = and_(event_variants.c.event_key == summary.key, event_variants.c.variant.in_(gone))
+        is_gone = and_(event_variants.c.event_key == key, event_variants.c.variant.in_(gone))
         connection.execute(delete(event_variants).where(is_gone))
 
 
 def _store_events(connection: Connection, found: Sequence[_Event]) -> None:
     upsert(connection, events, [_event_row(each.summary) for each in found])
     for event in found:
-        if event.shown is not None:
-            lines = (event.summary.event_id or "", event.summary.description or "", *(event.shown.resources or ()))
+        summary = event.summary
+        if summary.variant != event.before:
+            names = _shown_version(connection, event).resources or ()
+            lines = (summary.event_id or "", summary.description or "", *names)
             search = without_nul("\n".join(lines)).casefold()[:_MOST_SEARCH_CHARACTERS]
-            connection.execute(events.update().where(events.c.event_key == event.summary.key).values(search=search))
+            connection.execute(events.update().where(events.c.event_key == summary.key).values(search=search))
 
 
 def _event_row(summary: EventSummary) -> dict[str, Any]:
