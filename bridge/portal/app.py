@@ -147,7 +147,8 @@ class Application:
         """Stop the notification senders, the OpenID Connect threads, and document verification."""
         for sender in self._senders:
             sender.close()
-        self.site.users.close()
+        if self.site.users.oidc is not None:
+            self.site.users.oidc.close()
         if self._agents is not None:
             self._agents.close()
 

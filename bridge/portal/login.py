@@ -23,7 +23,7 @@ from bridge.portal.requests import Form, RequestRefused, form_of, headers_of, on
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.user_names import LOCAL, issuer_of
-from bridge.portal.users import COOKIE, AccessDenied, Person, Users, masked, new_session_id
+from bridge.portal.users import COOKIE, AccessDenied, Person, Users, new_session_id
 
 _SEE_OTHER = 303
 _LOGIN_COOKIE = "__Host-scheduled-events-login"
@@ -154,7 +154,8 @@ class LoginPages:
     ) -> Response:
         """Render *template* with *more* and the values that all pages have."""
         values = {
-            "person": None if person is None else masked(person),
+            "person": person,
+            "csrf": "" if person is None else self._users.csrf_token(person),
             "path": request.url.path,
             "now": self._clock.now(),
             "is_part": "part" in request.query_params,

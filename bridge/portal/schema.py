@@ -250,7 +250,6 @@ sessions = Table(
     metadata,
     Column("session_sha256", String(64), primary_key=True),
     Column("person_key", Text, ForeignKey("users.person_key"), nullable=False),
-    Column("csrf_token", Text, nullable=False),
     Column("made_at", String(24), nullable=False),
     Column("expires_at", String(24), nullable=False),
     Column("idle_expires_at", String(24), nullable=False),

@@ -13,12 +13,10 @@ import hashlib
 import hmac
 import logging
 import secrets
-from binascii import unhexlify
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from argon2 import PasswordHasher
@@ -47,7 +45,6 @@ logger = logging.getLogger(__name__)
 #: Because of the prefix `__Host-`, a browser accepts the cookie only over TLS or from localhost, and only for one host.
 COOKIE = "__Host-scheduled-events-portal"
 _SESSION_BYTES = 32
-_LONGEST_PASSWORD = 1_024
 #: After this number of wrong passwords from one address, further logins from this address must wait.
 #: Wrong passwords never delay other addresses. Otherwise, a stranger could lock a user out.
 _MOST_WRONG = 5
@@ -59,9 +56,6 @@ UNUSED_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYR
 _HASHES_AT_ONCE = 2
 _MOST_WAITING, _MOST_WAITING_OF_BLOCK = 1_000, 20
 _ACTIVITY_SECONDS = 60.0
-
-VIEWER = "You are a viewer. Only an approver can decide."
-OPERATOR = "You are an operator. Only an approver can decide."
 
 
 class AccessDenied(RequestRefused):
@@ -76,7 +70,6 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     grants: tuple[Grant, ...]
     """At least one role, each with its scope."""
-    csrf_token: str
     session_sha256: str | None = None
     """The value is None if a proxy authenticates each request of this person."""
 
@@ -94,17 +87,12 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_approver(self) -> str | None:
         """Return the reason why this person cannot decide on any event, or None."""
         if scope_of(self.grants, Role.OPERATOR) is not None:
-            return OPERATOR
-        return None if can_approve(self.grants) else VIEWER
+            return "You are an operator. Only an approver can decide."
+        return None if can_approve(self.grants) else "You are a viewer. Only an approver can decide."
 
     def may_see(self, event: EventState) -> bool:
         """Return whether one of the event's VMs is in the scope."""
-        return self.may_see_groups(event.groups)
-
-    def may_see_groups(self, groups: Iterable[str]) -> bool:
-        """Return whether one of *groups* is in the scope."""
-        scope = set(self.scope)
-        return not scope or not scope.isdisjoint(groups)
+        return not self.scope or not set(self.scope).isdisjoint(event.groups)
 
     def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
@@ -115,10 +103,10 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         if self.why_not_approver is not None:
             return self.why_not_approver
         scope = set(scope_of(self.grants, Role.APPROVER) or ())
-        if not scope or (is_hold and not scope.isdisjoint(event.groups)):
+        if not scope:
             return None
         if is_hold:
-            return "No VM of the event is in your scope."
+            return "No VM of the event is in your scope." if scope.isdisjoint(event.groups) else None
         outside = [vm.name or vm.vm_key for vm in event.vms if vm.is_member and scope.isdisjoint(vm.groups)]
         outside += [f"{name} (not confirmed)" for name in event.unconfirmed]
         return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
@@ -153,15 +141,15 @@ class Users:
         self.oidc: OidcSessions | None = None
         if settings.oidc is not None:
             self.oidc = OidcSessions(settings.oidc, origin=settings.origin or "", store=store, clock=clock)
-        self._may_approve_later = settings.oidc is not None and any(
-            each.role is Role.APPROVER for each in settings.oidc.groups
-        )
         self._local_login_from = None if settings.oidc is None else Networks(settings.local_login_from)
-        self._origin = settings.origin
+        self._origin = settings.origin.lower() if settings.origin else None
         self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
         self._proxies = Networks(settings.proxy_addresses)
         self._proxy_role = Role(settings.proxy_role)
-        self._hasher = PasswordHasher()
+        later = [group.role for group in settings.oidc.groups] if settings.oidc else []
+        later += [self._proxy_role] if self._proxy_header else []
+        #: Whether people who are not in the database yet can log in as approvers.
+        self.others_may_approve = Role.APPROVER in later
         self._hashing = AddressQueue(
             running=_HASHES_AT_ONCE,
             running_of_block=1,
@@ -172,37 +160,17 @@ class Users:
         self._csrf_key = b""
         self._log = ThrottledLog(logger, clock=clock)
 
-    @property
-    def others_may_approve(self) -> bool:
-        """Return whether people who are not in the database yet can log in as approvers."""
-        return self._may_approve_later or (self._proxy_header is not None and self._proxy_role is Role.APPROVER)
-
-    def close(self) -> None:
-        """Stop the threads of OpenID Connect."""
-        if self.oidc is not None:
-            self.oidc.close()
-
     async def load(self) -> None:
         """Read the CSRF key that all processes of the portal share."""
         self._csrf_key = bytes.fromhex(await self._store.write(store_users.csrf_key))
 
     async def person_of(self, request: Request) -> Person:
         """Return the person who sent *request*. Raise AccessDenied (401) if the person is unknown."""
-        is_activity = request.url.path != "/live" and "part" not in request.query_params
         peer: tuple[str, int] | None = request.scope[CONNECTION].client
-        host = "" if peer is None else peer[0]
-        return await self.person(headers_of(request), request.cookies, host, is_activity=is_activity)
-
-    async def person(
-        self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, *, is_activity: bool = True
-    ) -> Person:
-        """Return the person who sent a request. *address* is the address of the direct peer.
-
-        Raise AccessDenied (401) for an unknown person.
-        """
-        if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
-            return await self._proxied(headers[self._proxy_header])
-        session_id = cookies.get(COOKIE, "")
+        name = headers_of(request).get(self._proxy_header) if self._proxy_header else None
+        if name is not None and peer is not None and peer[0] in self._proxies:
+            return await self._proxied(name)
+        session_id = request.cookies.get(COOKIE, "")
         session_sha256 = _sha256(session_id)
         found = await self._session_of(session_sha256) if session_id else None
         if found is not None and self.oidc is not None and found.is_refresh_due(self._now()):
@@ -210,33 +178,42 @@ class Users:
             found = await self._session_of(session_sha256)
         if found is None:
             raise AccessDenied(401, "Sign in first.")
-        if is_activity:
+        # The automatic updates of an open page are not activity.
+        if request.url.path != "/live" and "part" not in request.query_params:
             await self._note_activity(session_sha256, found)
         return Person(
             key=found.user.person_key,
             name=found.user.user_name,
             grants=found.grants,
-            csrf_token=found.csrf_token,
             session_sha256=session_sha256,
         )
 
     async def _session_of(self, session_sha256: str) -> store_users.Session | None:
         return await self._store.read(store_users.session_of, session_sha256, at=self._now())
 
+    def csrf_token(self, person: Person, pad: str = "") -> str:
+        """Return a CSRF token that is valid for the session of *person*.
+
+        Responses are compressed. If every response contained the same token, an attacker could insert guesses through
+        the URL and infer the token from the size of the response (the BREACH attack). Therefore, each token has a
+        random pad.
+        """
+        pad = pad or secrets.token_hex(16)
+        key = hmac.digest(self._csrf_key, (person.session_sha256 or person.key).encode(), hashlib.sha256)
+        return f"{pad}.{hmac.digest(key, pad.encode(), hashlib.sha256).hex()}"
+
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise AccessDenied (403) if the Origin or CSRF token is wrong."""
         self.check_origin(headers)
-        if not hmac.compare_digest(_unmasked(token.encode()), person.csrf_token.encode()):
+        valid = self.csrf_token(person, token.partition(".")[0])
+        if not hmac.compare_digest(token.encode(), valid.encode()):
             raise AccessDenied(403, "The form belongs to another session. Load the page again.")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise AccessDenied (403) unless the request's Origin is the portal's own."""
-        try:
-            parts = urlsplit(headers.get("origin", ""))
-        except ValueError:
-            parts = urlsplit("")
-        own = self._origin or f"{parts.scheme}://{headers.get('host', '')}"
-        if parts.scheme not in {"http", "https"} or f"{parts.scheme}://{parts.netloc}".lower() != own.lower():
+        host = headers.get("host", "").lower()
+        own = {f"http://{host}", f"https://{host}"} if self._origin is None else {self._origin}
+        if headers.get("origin", "").lower() not in own:
             raise AccessDenied(403, "The request comes from another site.")
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> str:
@@ -260,14 +237,12 @@ class Users:
     ) -> str:
         """Start a session of *user* with a new ID, end the old session, and return the new ID."""
         session_id = session_id or new_session_id()
-        csrf_token = secrets.token_urlsafe(_SESSION_BYTES)
         now = self._clock.now()
         await self._store.write(
             _begin_session,
             user=user,
             session_sha256=_sha256(session_id),
             old_sha256=_sha256(old_session_id),
-            csrf_token=csrf_token,
             made_at=format_time(now),
             expires_at=format_time(now + self.session),
             idle_expires_at=format_time(now + self._idle),
@@ -279,8 +254,7 @@ class Users:
         until = self._clock.now() + self._idle
         if found.idle_expires_at < format_time(until - timedelta(seconds=_ACTIVITY_SECONDS)):
             with contextlib.suppress(StoreUnavailable):  # the next request tries again
-                idle = {"idle_expires_at": format_time(until)}
-                await self._store.write(store_users.change_session, session_sha256, **idle)
+                await self._store.write(store_users.change_session, session_sha256, idle_expires_at=format_time(until))
 
     async def sign_out(self, person: Person) -> None:
         """End the session of *person*."""
@@ -293,11 +267,9 @@ class Users:
         user = None if known is None else await self._store.read(store_users.user_of, local_key(known))
         if known is None or (user is not None and user.disabled_at is not None):
             raise AccessDenied(403, "This person may not use the portal.")
-        key = local_key(known)
-        token = hmac.new(self._csrf_key, key.encode(), hashlib.sha256).hexdigest()
         if user is None:
-            return Person(key=key, name=known, grants=(Grant(role=self._proxy_role),), csrf_token=token)
-        return Person(key=key, name=user.user_name, grants=user.grants, csrf_token=token)
+            return Person(key=local_key(known), name=known, grants=(Grant(role=self._proxy_role),))
+        return Person(key=user.person_key, name=user.user_name, grants=user.grants)
 
     def _check_attempts(self, client: str) -> None:
         if self._wrong.is_too_many(client):
@@ -307,21 +279,12 @@ class Users:
         self._check_attempts(client)  # other attempts of the client may have failed while this one waited
         user = None if name is None else await self._store.read(store_users.user_of, local_key(name))
         known = user.password_hash if user is not None and user.disabled_at is None else None
-        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or UNUSED_HASH, password)
+        is_right = await asyncio.to_thread(_is_right, known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
             return user
         self._wrong.note(client)
         self._log.problem("sign-in", logging.WARNING, "A login failed, because the name or the password was wrong.")
         raise AccessDenied(401, "The name or the password is wrong.")
-
-    async def _is_right(self, password_hash: str, password: str) -> bool:
-        def verify() -> bool:
-            try:
-                return self._hasher.verify(password_hash, password)
-            except (VerificationError, InvalidHashError, UnicodeEncodeError):
-                return False
-
-        return await asyncio.get_running_loop().run_in_executor(None, verify)
 
     def _now(self) -> str:
         return format_time(self._clock.now())
@@ -332,30 +295,16 @@ def new_session_id() -> str:
     return secrets.token_urlsafe(_SESSION_BYTES)
 
 
-def masked(person: Person) -> Person:
-    """Return *person* with a CSRF token for one response.
-
-    Responses are compressed. If every response contained the same token, an attacker could insert guesses through the
-    URL and infer the token from the size of the response (the BREACH attack).
-    """
-    token = person.csrf_token.encode()
-    pad = secrets.token_bytes(len(token))
-    mixed = bytes(left ^ right for left, right in zip(token, pad, strict=True))
-    return msgspec.structs.replace(person, csrf_token=f"{pad.hex()}.{mixed.hex()}")
-
-
-def _unmasked(token: bytes) -> bytes:
-    """Return the token of the session. *token* can have a mask or no mask."""
-    pad, _, mixed = token.partition(b".")
-    try:
-        return bytes(left ^ right for left, right in zip(unhexlify(pad), unhexlify(mixed), strict=True)) or token
-    except ValueError:
-        return token
-
-
 def hashed(password: str) -> str:
     """Return the argon2id hash of *password*."""
     return PasswordHasher().hash(password)
+
+
+def _is_right(password_hash: str, password: str) -> bool:
+    try:
+        return PasswordHasher().verify(password_hash, password)
+    except (VerificationError, InvalidHashError, UnicodeEncodeError):
+        return False
 
 
 class _Wrong:
@@ -381,15 +330,14 @@ def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha
         raise AccessDenied(401, "The name or the password is wrong.")
     store_users.end_session(connection, old_sha256)
     store_users.add_session(connection, person_key=user.person_key, **session)
-    details = {"person": user.person_key}
-    entry = Entry(actor=user.user_name, action="signed_in", subject="", details=details)
+    entry = Entry(actor=user.user_name, action="signed_in", subject="", details={"person": user.person_key})
     add_entries(connection, [entry], at=session["made_at"])
 
 
 def _end_session(connection: Connection, person: Person, *, at: str) -> None:
     store_users.end_session(connection, person.session_sha256 or "")
-    details = {"person": person.key}
-    add_entries(connection, [Entry(actor=person.name, action="signed_out", subject="", details=details)], at=at)
+    entry = Entry(actor=person.name, action="signed_out", subject="", details={"person": person.key})
+    add_entries(connection, [entry], at=at)
 
 
 def _as_utf8(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import secrets
 from collections.abc import Iterator
@@ -16,19 +15,17 @@ from fleet_records import NOW, vm_id_of
 from page_kit import QUICK_HASH, Page
 from portal_databases import Database
 from portal_kit import BATCH, RunningPortal, batch
-from portal_users import local_user
+from portal_users import csrf_token_of, local_user, start_session
 from requests.adapters import HTTPAdapter
 
 from bridge.approval.signing import generate_key
 from bridge.events.record import TransitionRecord
 from bridge.portal.agent_tokens import AgentTokens
-from bridge.portal.store.users import add_session, put_user
-from bridge.portal.user_names import local_key
+from bridge.portal.store.users import put_user
 from bridge.portal.users import COOKIE
 from bridge.testing import ManualClock
 
 _SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
-_FOREVER = "9999-01-01T00:00:00.000Z"
 _ABLE = {"version": "1", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
 
 
@@ -47,9 +44,7 @@ class AttestedFleet:
         self._store = database.store()
         for name, scope in (("ann", ()), ("sam", ("labels.team:payments",)), ("eve", ("labels.team:search",))):
             self._store.write(put_user, local_user(name, "approver", *scope, password_hash=QUICK_HASH))
-            sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
-            session = {"session_sha256": sha256, "csrf_token": f"token-of-{name}", "person_key": local_key(name)}
-            self._store.write(add_session, made_at="2026", expires_at=_FOREVER, **session)
+            start_session(self._store, name)
         attested = {"subscriptions": [_SUBSCRIPTION], "secret_file": str(directory / "secret")}
         whole = {
             "database": database.table,
@@ -119,7 +114,7 @@ class AttestedFleet:
         """Submit a verdict of *person* with the form of the page."""
         event = self.event(event_id)
         fields = {
-            "csrf": f"token-of-{person}",
+            "csrf": csrf_token_of(person),
             "event": f"{event['key']}:{event['digest']}",
             "verdict": verdict,
             "reason": "because",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +11,12 @@ import requests
 from fleet_records import vm_id_of
 from portal_databases import Database
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
-from portal_users import local_user
+from portal_users import local_user, session_headers, start_session
 from signers import Signer
 
 from bridge.approval.signing import generate_key
 from bridge.events.record import TransitionRecord
-from bridge.portal.store.users import add_session, put_user
-from bridge.portal.user_names import local_key
-from bridge.portal.users import COOKIE
+from bridge.portal.store.users import put_user
 
 PEOPLE = ("ann", "bob")
 
@@ -41,16 +38,7 @@ class Pair:
         store = database.store()
         for name in PEOPLE:
             store.write(put_user, local_user(name))
-            sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
-            until = "9999-01-01T00:00:00.000Z"
-            store.write(
-                add_session,
-                person_key=local_key(name),
-                session_sha256=sha256,
-                csrf_token=f"token-of-{name}",
-                made_at="2026",
-                expires_at=until,
-            )
+            start_session(store, name)
 
     def portal(self, name: str) -> RunningPortal:
         """Return one of the portals, not started."""
@@ -81,10 +69,6 @@ def bring(url: str, *tokens: str) -> requests.Response:
 
 def say(url: str, name: str, verdict: str, *, key: str, digest: str) -> requests.Response:
     """Submit *verdict* at *url* as *name*, with the shared session."""
-    headers = {
-        "Cookie": f"{COOKIE}=session-of-{name}",
-        "X-CSRF-Token": f"token-of-{name}",
-        "Origin": url.removesuffix("/api/v1"),
-    }
+    headers = {**session_headers(name), "Origin": url.removesuffix("/api/v1")}
     body = {"verdict": verdict, "digest": digest, "reason": "because"}
     return requests.post(f"{url}/events/{key}/verdicts", json=body, headers=headers, timeout=30)

@@ -45,9 +45,9 @@ class Office:
         self.user = local_user("Pam", "approver", "labels.team:payments")
         self.store.write(put_user, self.user)
         until = format_time(self.clock.clock.now() + timedelta(hours=1))
-        session = {"person_key": "local pam", "session_sha256": "5" * 64, "csrf_token": "t"}
+        session = {"person_key": "local pam", "session_sha256": "5" * 64}
         self.store.write(add_session, made_at=AT, expires_at=until, **session)
-        self.pam = Person(key="local pam", name="Pam", grants=self.user.grants, csrf_token="t", session_sha256="5" * 64)
+        self.pam = Person(key="local pam", name="Pam", grants=self.user.grants, session_sha256="5" * 64)
         self.tell(fleet_record(0), fleet_record(1))
 
     def tell(self, *records):
@@ -121,7 +121,7 @@ def test_user_disabled_during_the_request_cannot_decide(office):
 
 
 def test_proxy_user_disabled_during_the_request_cannot_decide(office):
-    proxied = Person(key="local pam", name="Pam", grants=grant(), csrf_token="t")
+    proxied = Person(key="local pam", name="Pam", grants=grant())
     with pytest.raises(AccessDenied) as refused:
         office.say("approve", proxied, meanwhile=office.disable)
     assert (refused.value.status, office.said) == (403, [])

@@ -9,6 +9,7 @@ from threading import Barrier
 from fleet_records import fleet_record, vm_id_of
 from msgspec.structs import replace
 from page_kit import Page
+from portal_users import csrf_token_of
 
 from bridge.approval.decision_token import verify_for_any_vm
 from bridge.config.trusted_keys import TrustedKey
@@ -107,7 +108,7 @@ def test_lifting_the_hold_of_another_person_requires_two_people(fleet_of):
         [withdraw] = re.findall(r"/verdicts/[0-9a-f-]{36}/withdraw", fleet.page("sam", path).html)
 
         def lift(person):
-            return fleet.submit(person, withdraw, {"csrf": f"token-of-{person}"})
+            return fleet.submit(person, withdraw, {"csrf": csrf_token_of(person)})
 
         for _ in range(2):
             assert "The event stays held until 1 more person withdraws the hold." in Page(lift("sam").text).text

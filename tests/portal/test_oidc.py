@@ -16,13 +16,14 @@ from joserfc.jwk import OctKey
 from oidc_stub import CLIENT, OidcStub
 from page_kit import Office
 from portal_databases import Database
+from portal_users import person_of
 
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.settings import PeopleSettings, read
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.users import put_user, user_of
-from bridge.portal.users import COOKIE, AccessDenied, Users, new_session_id
+from bridge.portal.users import AccessDenied, Users, new_session_id
 from bridge.testing import ManualClock
 
 
@@ -58,7 +59,7 @@ class Login:
                 return await work(*pair)
             finally:
                 for each in pair:
-                    each.close()
+                    each.oidc.close()
                 threads.close()
 
         return asyncio.run(main())
@@ -93,12 +94,12 @@ def login(provider, database):
 def test_login_across_two_processes_starts_a_session_in_both(login):
     async def work(first, second):
         session = await login.finish(second, *await login.begin(first))
-        person = await first.person({}, {COOKIE: session}, "192.0.2.1")
+        person = await person_of(first, session)
         assert (person.key, person.name, person.roles) == (f"{login.provider.issuer} 4711", "ann", "approver")
         assert person.scope == ("labels.team:payments",)
         await first.sign_out(person)
         with pytest.raises(AccessDenied):
-            await second.person({}, {COOKIE: session}, "192.0.2.1")
+            await person_of(second, session)
 
     login.run(work)
     assert login.provider.forms[0]["code_verifier"]
@@ -204,7 +205,7 @@ def test_groups_are_refreshed_after_15_minutes_and_a_failure_leaves_a_viewer(log
 
         async def roles(users=second):
             login.clock.advance(61)
-            return (await users.person({}, {COOKIE: session}, "192.0.2.1")).roles
+            return (await person_of(users, session)).roles
 
         login.provider.claims = {"exp": 2**40, "nonce": None}
         login.clock.advance(15 * 60)

@@ -61,7 +61,7 @@ def session(run, tmp_path):
     run("users", "add", "Ann", "--role", "approver", "--scope", "labels.team:a", typed=f"{PASSWORD}\n")
     store = Store.of_file(tmp_path / "state" / "portal.db")
     at, until = "2030-01-01T00:00:00.000Z", "2030-01-02T00:00:00.000Z"
-    began = {"person_key": "local ann", "session_sha256": "s", "csrf_token": "t", "made_at": at, "expires_at": until}
+    began = {"person_key": "local ann", "session_sha256": "s", "made_at": at, "expires_at": until}
 
     def goes_on():
         found = store.read(session_of, "s", at=at)

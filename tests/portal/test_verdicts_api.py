@@ -10,7 +10,7 @@ import requests
 from fleet_records import fleet_record, vm_id_of
 from page_kit import QUICK_HASH
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
-from portal_users import local_user
+from portal_users import local_user, session_headers, start_session
 
 from bridge.approval.decision_token import verify
 from bridge.approval.signing import generate_key
@@ -20,7 +20,6 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.database import Store
 from bridge.portal.store.users import put_user
-from bridge.portal.users import COOKIE
 
 KEY = key_of_event_id("A")
 
@@ -36,20 +35,13 @@ class Office:
         store.migrate()
         for name, role in (("ann", "approver"), ("bob", "approver"), ("vic", "viewer")):
             store.write(put_user, local_user(name, role, password_hash=QUICK_HASH))
-            sha256, token = self.session(name)
-            store.write(_add_session, name, sha256, token)
+            start_session(store, name)
         store.close()
         self.portal = RunningPortal(directory / "state", **tables)
 
-    @staticmethod
-    def session(name):
-        import hashlib  # noqa: PLC0415
-
-        return hashlib.sha256(f"session-of-{name}".encode()).hexdigest(), f"token-of-{name}"
-
     def headers(self, name):
         origin = self.portal.url.removesuffix("/api/v1")
-        return {"Cookie": f"{COOKIE}=session-of-{name}", "X-CSRF-Token": f"token-of-{name}", "Origin": origin}
+        return {**session_headers(name), "Origin": origin}
 
     def say(self, name, verdict, *, digest=None, key=KEY, headers=None, **more):
         body = {"verdict": verdict, "digest": digest or self.digest(key), **more}
@@ -73,19 +65,6 @@ class Office:
         past = utc_now().replace(year=2020)
         claims = [verify(each, keys=keys, audience=vm_id_of(vm), now=utc_now(), created_at=past) for each in found]
         return [each.verdict.value for each in claims]
-
-
-def _add_session(connection, name, sha256, token):
-    from bridge.portal.store.users import add_session  # noqa: PLC0415
-
-    add_session(
-        connection,
-        person_key=f"local {name}",
-        session_sha256=sha256,
-        csrf_token=token,
-        made_at="2026",
-        expires_at="9999-01-01T00:00:00.000Z",
-    )
 
 
 @pytest.fixture

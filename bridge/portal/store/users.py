@@ -85,7 +85,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A valid session."""
 
     user: User
-    csrf_token: str
     idle_expires_at: str
     refresh_token: str | None
     refresh_at: str | None
@@ -113,7 +112,7 @@ def add_session(connection: Connection, /, *, made_at: str, expires_at: str, **c
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
     """Return a session, or None if it has ended or its user is disabled."""
-    names = ("csrf_token", "idle_expires_at", "refresh_token", "refresh_at", "is_reduced")
+    names = ("idle_expires_at", "refresh_token", "refresh_at", "is_reduced")
     query = select(*(sessions.c[name] for name in names), users).join_from(sessions, users)
     is_live = (sessions.c.expires_at > at) & (sessions.c.idle_expires_at > at)
     is_live &= sessions.c.session_sha256 == session_sha256
@@ -145,7 +144,7 @@ def end_session(connection: Connection, session_sha256: str) -> None:
 
 
 def csrf_key(connection: Connection) -> str:
-    """Return the key for the CSRF tokens of people without a session. Create a missing key."""
+    """Return the key for CSRF tokens. Create a missing key."""
     new = insert(connection, properties).values(name=_CSRF_KEY, value=secrets.token_hex(32)).on_conflict_do_nothing()
     connection.execute(new)
     return str(connection.execute(select(properties.c.value).where(properties.c.name == _CSRF_KEY)).scalar_one())

@@ -166,7 +166,7 @@ class _EndsElsewhere:
         self.asked += 1
         if self.asked > 2:
             raise AccessDenied(401, "Sign in first.")
-        return Person(key="local ann", name="ann", grants=grant("viewer"), csrf_token="", session_sha256="x")
+        return Person(key="local ann", name="ann", grants=grant("viewer"), session_sha256="x")
 
 
 def test_stream_ends_after_another_process_ends_its_session():
@@ -198,7 +198,7 @@ class _Stays:
     """Users with access for every request."""
 
     async def person_of(self, _request):
-        return Person(key="local ann", name="ann", grants=grant("viewer"), csrf_token="", session_sha256="x")
+        return Person(key="local ann", name="ann", grants=grant("viewer"), session_sha256="x")
 
 
 class _Changes:
