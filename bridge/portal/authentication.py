@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-
 from bridge.clock import Clock
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
@@ -27,8 +25,6 @@ from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_TOKEN = 4_096
-
 
 class AuthenticationFailure(str, Enum):
     """The reason for a refused request, used as a metric label."""
@@ -38,17 +34,6 @@ class AuthenticationFailure(str, Enum):
     WRONG_SIGNATURE = "wrong_signature"
     SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105  # a word
     NOT_YOURS = "not_yours"
-
-
-class Agent(msgspec.Struct, frozen=True):
-    """An authenticated agent."""
-
-    vm_key: str | None
-    """The only VM that the agent can act for, or None if the credential is valid for all VMs."""
-
-    def may_speak_for(self, vm_key: str) -> bool:
-        """Return whether the agent is allowed to send records and poll for decisions of *vm_key*."""
-        return self.vm_key is None or self.vm_key == vm_key
 
 
 @dataclass(kw_only=True, eq=False)
@@ -69,8 +54,8 @@ class Authenticator:
         """Return whether *headers* contain a webhook signature instead of a token."""
         return self.webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
 
-    def check_signature(self, headers: Mapping[str, str], body: bytes) -> Agent:
-        """Return the agent that signed *body*. Raise RequestRefused if the signature is invalid."""
+    def check_signature(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Raise RequestRefused unless *headers* contain a valid signature of *body*."""
         keys = usable_keys(self._values(self.webhook_secret))
         if not keys:
             raise self._unavailable(
@@ -78,40 +63,44 @@ class Authenticator:
                 'echo "whsec_$(openssl rand -base64 32)"'
             )
         if not is_signed(headers, body, keys, self.clock.timestamp()):
-            raise self.refused(AuthenticationFailure.WRONG_SIGNATURE, "The webhook signature is wrong or too old.")
-        return Agent(None)
+            raise self._refused(AuthenticationFailure.WRONG_SIGNATURE, "The webhook signature is wrong or too old.")
 
-    def agent(self, headers: Mapping[str, str]) -> Agent:
-        """Return the agent that sent *headers*. Raise RequestRefused if the token is invalid."""
-        token = _bearer(headers)
-        if token is None:
-            raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
-        if self.agent_token.is_set and self._is_one_of(token, self.agent_token):
-            return Agent(None)
+    def own_vm(self, headers: Mapping[str, str]) -> str | None:
+        """Return the VM of the agent's token, or None if the token is valid for all VMs.
+
+        Raise RequestRefused if the token is invalid.
+        """
+        token = self._token_in(headers)
+        if self._is_one_of(token, self.agent_token):
+            return None
         if self.attested is None:
-            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
+            raise self._refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
         try:
-            return Agent(self.attested.vm_id_of(token))
+            return self.attested.vm_id_of(token)
         except TokenRefused as error:
-            raise self.refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
+            raise self._refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
         except SecretUnavailable as error:
             raise self._unavailable(str(error)) from error
+
+    def check_vm(self, own_vm: str | None, vm_key: str) -> None:
+        """Raise RequestRefused if the token of *own_vm* is not valid for *vm_key*."""
+        if own_vm not in {None, vm_key}:
+            raise self._refused(AuthenticationFailure.NOT_YOURS, "The token is for a different VM.", status=403)
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
         """Raise RequestRefused unless *headers* contain the token of a reader."""
         if not self.reader_token.is_set:
-            raise self.refused(
-                AuthenticationFailure.NO_CREDENTIALS,
-                "The portal has no [readers] token.",
-                status=403,
-            )
-        token = _bearer(headers)
-        if token is None:
-            raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
-        if not self._is_one_of(token, self.reader_token):
-            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
+            raise self._refused(AuthenticationFailure.NO_CREDENTIALS, "The portal has no [readers] token.", status=403)
+        if not self._is_one_of(self._token_in(headers), self.reader_token):
+            raise self._refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
 
-    def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
+    def _token_in(self, headers: Mapping[str, str]) -> str:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise self._refused(AuthenticationFailure.NO_CREDENTIALS, "The request has no bearer token.")
+        return token.strip()
+
+    def _refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
         """Count and log a refused request. Return the exception to raise."""
         self.metrics.callers_refused.labels(reason.value).inc()
         self._log.problem(reason, logging.WARNING, f"A request was refused: {message}", reason=reason.value)
@@ -132,9 +121,3 @@ class Authenticator:
         self.metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()
         self._log.problem("secret", logging.ERROR, why)
         return RequestRefused(503, "The portal cannot read its secrets.")
-
-
-def _bearer(headers: Mapping[str, str]) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    token = token.strip()
-    return token[:_LONGEST_TOKEN] if scheme.lower() == "bearer" and token else None

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.authentication import AuthenticationFailure, Authenticator
+from bridge.portal.authentication import Authenticator
 from bridge.portal.cloudevents import received_records
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import RequestRefused, body_of, error_answer, headers_of
@@ -116,24 +116,21 @@ class Ingest:
         return Response(status_code=204)
 
     async def _received(self, request: Request) -> list[ReceivedRecord]:
-        headers = headers_of(request)
+        headers, own_vm = headers_of(request), None
         if self._authenticator.accepts_signature(headers):
             body = await body_of(request)
-            agent = self._authenticator.check_signature(headers, body)
+            self._authenticator.check_signature(headers, body)
         else:
-            agent = self._authenticator.agent(headers)
+            own_vm = self._authenticator.own_vm(headers)
             body = await body_of(request)
         try:
             received = received_records(headers, body, most_bytes=self._limits.record_bytes)
         except RequestRefused as refused:
             reason = "malformed" if refused.status == HTTPStatus.BAD_REQUEST else "too_large"
             self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}")
-            self.vm_limits.note_refusal(agent.vm_key or "", reason)
+            self.vm_limits.note_refusal(own_vm or "", reason)
             self._metrics.records_refused.labels(reason).inc()
             raise
         for each in received:
-            if not agent.may_speak_for(vm_key(each.record)):
-                raise self._authenticator.refused(
-                    AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the record.", status=403
-                )
+            self._authenticator.check_vm(own_vm, vm_key(each.record))
         return received

@@ -22,7 +22,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from bridge.logs import ThrottledLog
-from bridge.portal.authentication import AuthenticationFailure, Authenticator
+from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import HEADER
 from bridge.portal.http_limits import CONNECTION, LimitedHttp
 from bridge.portal.requests import RequestRefused, error_answer, json_answer, whole_number
@@ -99,15 +99,12 @@ class LongPoll:
         if path is None:
             raise RequestRefused(404, "This address does not exist.")
         vm_key = path[1].decode().lower()
-        agent = self._authenticator.agent(headers)
-        if not agent.may_speak_for(vm_key):
-            raise self._authenticator.refused(
-                AuthenticationFailure.NOT_YOURS, "The token is for a different VM than the request.", status=403
-            )
+        own_vm = self._authenticator.own_vm(headers)
+        self._authenticator.check_vm(own_vm, vm_key)
         if any(headers.get(name, "0") != "0" for name in _BODY):
             raise RequestRefused(400, "A poll has no body.")
         index, wait_seconds = _numbers(scope["query_string"])
-        poll = Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS), agent.vm_key is not None)
+        poll = Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS), own_vm is not None)
         return poll, headers.get(HEADER, "")
 
     def _is_due(self, poll: Poll) -> bool:
