@@ -1,24 +1,19 @@
 """Defines the database tables for SQLite and PostgreSQL.
 
-Times are stored as UTC text (`bridge.clock.format_time`), which sorts in chronological order. A value has its own
-column only if a query needs the value. All other values are in the JSON column `body`.
+Times are stored as UTC text (`bridge.clock.format_time`), which sorts in chronological order. Text columns have no
+maximum length, because SQLite ignores it and PostgreSQL does not need it.
+
+A value has its own column only if a query needs the value. All other values are in the JSON column `body`. This column
+is the last one, because SQLite reads all pages of a large value to find the columns after it.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-)
+from functools import partial
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy.types import TypeEngine
 
 metadata = MetaData(
     naming_convention={
@@ -34,110 +29,88 @@ EPOCH = "epoch"
 #: The PostgreSQL channel for notifications about new decisions.
 CHANNEL = "portal_decisions"
 
+
+def _table(name: str, *parts: Column[Any] | Index | UniqueConstraint) -> Table:
+    return Table(name, metadata, *parts)
+
+
+def _columns(kind: type[TypeEngine[Any]], *names: str, **options: Any) -> list[Column[Any]]:
+    return [Column(name, kind, **options) for name in names]
+
+
+_key = partial(_columns, primary_key=True, autoincrement=False)
+_required = partial(_columns, nullable=False)
+_optional = partial(_columns, nullable=True)
+
 #: The original text of every received record. The rows never change.
-records = Table(
+records = _table(
     "records",
-    metadata,
-    Column("record_id", String(64), primary_key=True),
-    Column("vm_key", Text, nullable=False),
-    Column("sequence", BigInteger, nullable=False),
-    Column("event_key", String(32)),
-    Column("transition", Text, nullable=False),
-    Column("observed_at", String(24), nullable=False),
-    Column("received_at", String(24), nullable=False),
-    Column("body", Text, nullable=False),
+    *_key(Text, "record_id"),
+    *_required(BigInteger, "sequence"),
+    *_optional(Text, "event_key"),
+    *_required(Text, "vm_key", "transition", "observed_at", "received_at", "body"),
     Index(None, "event_key", "observed_at"),
     Index(None, "vm_key", "received_at"),
     Index(None, "received_at"),
 )
 
 #: One row for each VM. The JSON `body` is a `bridge.portal.vm_state.VmState`.
-vms = Table(
+vms = _table(
     "vms",
-    metadata,
-    Column("vm_key", Text, primary_key=True),
-    Column("name", Text),
-    Column("name_key", Text),
-    Column("resource_group", Text),
-    Column("subscription", Text),
-    Column("groups", Text),
-    Column("search", Text),
-    Column("is_conflict", Boolean(create_constraint=False)),
-    Column("heard_at", String(24)),
-    Column("confirmed_until", String(24)),
+    *_key(Text, "vm_key"),
+    *_optional(Text, "name", "name_key", "resource_group", "subscription", "groups", "search"),
+    *_optional(Boolean, "is_conflict"),
+    *_optional(Text, "heard_at", "confirmed_until"),
     Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("body", Text),
+    *_optional(Text, "body"),
     Index(None, "name", "vm_key"),
     Index(None, "subscription", "resource_group"),
     Index(None, "is_conflict"),
 )
 
 #: The VM that owns each name within a subscription and resource group. The first VM that reports a name owns the name.
-names = Table(
+names = _table(
     "names",
-    metadata,
-    Column("name_key", Text, primary_key=True),
-    Column("vm_key", Text, nullable=False),
+    *_key(Text, "name_key"),
+    *_required(Text, "vm_key"),
     Index(None, "vm_key"),
 )
 
 #: The rows of the inventory file. `properties` contains the hash of the file.
-inventory = Table(
+inventory = _table(
     "inventory",
-    metadata,
-    Column("vm_key", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("groups", Text, nullable=False),
+    *_key(Text, "vm_key"),
+    *_required(Text, "name", "groups"),
     Index(None, "name"),
 )
 
 #: The newest report of an event from each VM (`bridge.portal.fleet.View`).
-event_vms = Table(
+event_vms = _table(
     "event_vms",
-    metadata,
-    Column("event_key", String(32), primary_key=True),
-    Column("vm_key", Text, primary_key=True),
-    Column("variant", String(32), nullable=False),
-    Column("is_open", Boolean(create_constraint=False), nullable=False),
-    Column("is_member", Boolean(create_constraint=False), nullable=False),
-    Column("received_at", String(24), nullable=False),
-    Column("body", Text, nullable=False),
+    *_key(Text, "event_key", "vm_key"),
+    *_required(Boolean, "is_open", "is_member"),
+    *_required(Text, "variant", "received_at", "body"),
     Index(None, "vm_key", "is_open"),
     Index(None, "received_at"),
 )
 
 #: The distinct versions of an event that VMs report.
-event_variants = Table(
+event_variants = _table(
     "event_variants",
-    metadata,
-    Column("event_key", String(32), primary_key=True),
-    Column("variant", String(32), primary_key=True),
-    Column("body", Text, nullable=False),
+    *_key(Text, "event_key", "variant"),
+    *_required(Text, "body"),
 )
 
 #: One row for each EventId (`bridge.portal.fleet.EventSummary`). The columns other than `body` are for queries.
-events = Table(
+events = _table(
     "events",
-    metadata,
-    Column("event_key", String(32), primary_key=True),
-    Column("state", Text),
-    Column("is_open", Boolean(create_constraint=False)),
-    Column("event_type", Text),
-    Column("digest", String(64)),
-    Column("sort_at", String(24)),
-    Column("first_observed_at", String(24)),
-    Column("over_at", String(24)),
-    Column("sole_vm_key", Text),
-    Column("wave", Text),
-    Column("vm_count", BigInteger),
-    Column("search", Text),
-    Column("decision", Text),
-    Column("decision_digest", String(64)),
-    Column("decision_until", String(24)),
-    Column("decided_by", Text),
-    Column("needed", BigInteger),
-    Column("is_refused", Boolean(create_constraint=False)),
-    Column("body", Text),
+    *_key(Text, "event_key"),
+    *_optional(Boolean, "is_open", "is_refused"),
+    *_optional(BigInteger, "vm_count", "needed"),
+    *_optional(Text, "state", "event_type", "digest", "sole_vm_key", "wave", "search"),
+    *_optional(Text, "sort_at", "first_observed_at", "over_at"),
+    *_optional(Text, "decision", "decision_digest", "decision_until", "decided_by"),
+    *_optional(Text, "body"),
     Index(None, "is_open", "sort_at", "event_key"),
     Index(None, "first_observed_at", "event_key"),
     Index(None, "over_at", "first_observed_at"),
@@ -147,67 +120,47 @@ events = Table(
 
 #: The groups of the event's VMs, for scopes and filters: ``resource_group:west``, ``labels.team:payments``,
 #: ``region:westeurope``, ``subscription:ID``.
-event_groups = Table(
+event_groups = _table(
     "event_groups",
-    metadata,
-    Column("event_key", String(32), primary_key=True),
-    Column("name", Text, primary_key=True),
+    *_key(Text, "event_key", "name"),
     Index(None, "name", "event_key"),
 )
 
 #: The agents of each portal process. A row remains for a day after the agent disconnects. When a process stops, another
 #: process takes over its rows.
-agents = Table(
+agents = _table(
     "agents",
-    metadata,
-    Column("vm_key", Text, primary_key=True),
-    Column("process", String(32), primary_key=True),
-    Column("heartbeat", BigInteger, nullable=False),
-    Column("polled_at", String(24), nullable=False),
-    Column("is_connected", Boolean(create_constraint=False), nullable=False),
-    Column("received_index", BigInteger, nullable=False),
-    Column("body", Text, nullable=False),
+    *_key(Text, "vm_key", "process"),
+    *_required(BigInteger, "heartbeat", "received_index"),
+    *_required(Boolean, "is_connected"),
+    *_required(Text, "polled_at", "body"),
     Index(None, "process", "heartbeat"),
 )
 
 #: The portal processes. A process increases its heartbeat with each write to `agents`.
-processes = Table(
+processes = _table(
     "processes",
-    metadata,
-    Column("process", String(32), primary_key=True),
-    Column("heartbeat", BigInteger, nullable=False),
+    *_key(Text, "process"),
+    *_required(BigInteger, "heartbeat"),
 )
 
-verdicts = Table(
+verdicts = _table(
     "verdicts",
-    metadata,
-    Column("verdict_id", String(36), primary_key=True),
-    Column("event_key", String(32), nullable=False),
-    Column("choice", Text, nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("person_key", Text, nullable=False),
-    Column("user_name", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("made_at", String(24), nullable=False),
-    Column("expires_at", String(24), nullable=False),
-    Column("withdrawn_at", String(24)),
-    Column("lifts", Text, nullable=False),
+    *_key(Text, "verdict_id"),
+    *_required(Text, "event_key", "choice", "digest", "person_key", "user_name", "reason", "lifts"),
+    *_required(Text, "made_at", "expires_at"),
+    *_optional(Text, "withdrawn_at"),
     Index(None, "event_key"),
 )
 
 #: Signed decisions, in the order in which agents receive them. Each decision is for one VM.
-decisions = Table(
+decisions = _table(
     "decisions",
-    metadata,
-    Column("decision_index", BigInteger, primary_key=True, autoincrement=False),
-    Column("vm_key", Text, nullable=False),
-    Column("event_key", String(32)),
-    Column("verdict_id", String(36), ForeignKey("verdicts.verdict_id")),
-    Column("decision", Text, nullable=False),
-    Column("jws", Text, nullable=False),
-    Column("jws_sha256", String(64), nullable=False),
-    Column("expires_at_seconds", BigInteger, nullable=False),
-    Column("made_at", String(24), nullable=False),
+    *_key(BigInteger, "decision_index"),
+    *_required(Text, "vm_key", "decision", "jws", "jws_sha256", "made_at"),
+    *_required(BigInteger, "expires_at_seconds"),
+    *_optional(Text, "event_key"),
+    Column("verdict_id", Text, ForeignKey("verdicts.verdict_id")),
     Column("issued_at_seconds", Float, nullable=False, server_default="0"),
     UniqueConstraint("jws_sha256"),
     Index(None, "vm_key", "decision_index"),
@@ -215,87 +168,62 @@ decisions = Table(
 )
 
 #: The notifications about events (`bridge.portal.store.notifications`). Rows of ended events are deleted after a day.
-notifications = Table(
+notifications = _table(
     "notifications",
-    metadata,
-    Column("notification_id", String(64), primary_key=True),
-    Column("target", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("event_key", String(32), nullable=False),
-    Column("occurrence", Text, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("made_at", String(24), nullable=False),
-    Column("due_at", String(24), nullable=False),
-    Column("attempts", BigInteger, nullable=False),
-    Column("is_done", Boolean(create_constraint=False), nullable=False),
+    *_key(Text, "notification_id"),
+    *_required(Text, "target", "kind", "event_key", "occurrence", "subject", "made_at", "due_at"),
+    *_required(BigInteger, "attempts"),
+    *_required(Boolean, "is_done"),
     Index(None, "target", "is_done", "due_at"),
     Index(None, "target", "made_at"),
 )
 
 #: The key of a person contains the issuer and the subject (`bridge.portal.user_names`).
-users = Table(
+users = _table(
     "users",
-    metadata,
-    Column("person_key", Text, primary_key=True),
-    Column("user_name", Text, nullable=False),
-    Column("password_hash", Text),
-    Column("grants", Text, nullable=False),
-    Column("made_at", String(24), nullable=False),
-    Column("disabled_at", String(24)),
+    *_key(Text, "person_key"),
+    *_required(Text, "user_name", "grants", "made_at"),
+    *_optional(Text, "password_hash", "disabled_at"),
 )
 
 #: The primary key of a session is the SHA-256 of its ID. The key for the refresh token is derived from the ID.
-sessions = Table(
+sessions = _table(
     "sessions",
-    metadata,
-    Column("session_sha256", String(64), primary_key=True),
+    *_key(Text, "session_sha256"),
+    *_required(Text, "made_at", "expires_at", "idle_expires_at"),
+    *_required(Boolean, "is_reduced"),
+    *_optional(Text, "refresh_token", "refresh_at"),
     Column("person_key", Text, ForeignKey("users.person_key"), nullable=False),
-    Column("made_at", String(24), nullable=False),
-    Column("expires_at", String(24), nullable=False),
-    Column("idle_expires_at", String(24), nullable=False),
-    Column("refresh_token", Text),
-    Column("refresh_at", String(24)),
-    Column("is_reduced", Boolean(create_constraint=False), nullable=False),
 )
 
 #: The audit entries. Each row contains the hash of the previous row. Rows are never changed or deleted.
-audit = Table(
+audit = _table(
     "audit",
-    metadata,
-    Column("entry", BigInteger, primary_key=True, autoincrement=False),
-    Column("at", String(24), nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("details", Text, nullable=False),
-    Column("previous_hash", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
+    *_key(BigInteger, "entry"),
+    *_required(Text, "at", "actor", "action", "subject", "details", "previous_hash", "hash"),
     Index(None, "actor", "entry"),
     Index(None, "action", "entry"),
     Index(None, "at"),
 )
 
 #: The events of each audit entry.
-audit_events = Table(
+audit_events = _table(
     "audit_events",
-    metadata,
-    Column("event_key", Text, primary_key=True),
-    Column("entry", BigInteger, primary_key=True, autoincrement=False),
+    *_key(Text, "event_key"),
+    *_key(BigInteger, "entry"),
     Index(None, "entry"),
 )
 
 #: Counters. A transaction locks the row until its commit, so numbers become visible in order.
-counters = Table(
+counters = _table(
     "counters",
-    metadata,
-    Column("name", String(32), primary_key=True),
-    Column("value", BigInteger, nullable=False),
+    *_key(Text, "name"),
+    *_required(BigInteger, "value"),
 )
 
 #: Single values, such as the epoch, and the attested documents of the last minutes.
-properties = Table(
+properties = _table(
     "properties",
-    metadata,
-    Column("name", String(32), primary_key=True),
-    Column("value", Text),
+    *_key(Text, "name"),
+    *_optional(Text, "value"),
 )
