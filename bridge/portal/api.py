@@ -49,7 +49,7 @@ from bridge.portal.store.events import (
     event_of,
     events_of,
     list_events,
-    records_by_id,
+    newest_record,
     records_of,
 )
 from bridge.portal.store.open_events import collapsed, list_lines
@@ -58,6 +58,7 @@ from bridge.portal.store.vms import VmFilter, list_vms
 from bridge.portal.users import Person
 from bridge.portal.verdicts import Choice
 from bridge.portal.vm_state import VmState
+from bridge.text import without_nul
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
@@ -111,8 +112,9 @@ async def _events(site: Site, request: Request) -> Response:
     listing = partial(list_lines, has_waves=False) if state == "open" else list_events
     page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
     alone = await site.store.read(collapsed, wanted, now=now) if state == "open" else []
-    events = await site.store.read(events_of, page.keys, now=now)
-    answer = {"events": [events[key] for key in page.keys if key in events], "total": page.total}
+    keys = [each.event.key for each in page.lines]
+    events = await site.store.read(events_of, keys, now=now)
+    answer = {"events": [events[key] for key in keys if key in events], "total": page.total}
     return json_answer({**answer, "cursor": page.cursor, "collapsed": alone})
 
 
@@ -134,9 +136,7 @@ async def _records(site: Site, request: Request) -> Response:
     if vm_id is None:
         found = await site.store.read(records_of, key)
     else:
-        event = await site.store.read(event_of, key, now=site.now())
-        ids = [] if event is None else [vm.record_id for vm in event.vms if vm.vm_key == vm_id.lower()]
-        found = await site.store.read(records_by_id, ids)
+        found = await site.store.read(newest_record, key, without_nul(vm_id.lower()))
     if not found:
         return error_answer(404, UNKNOWN_EVENT)
     return Response("".join(f"{each}\n" for each in found), media_type=FORMATS["jsonl"], headers=_HEADERS)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from bridge.clock import format_time
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import choice_of, group_of, text_of
-from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, visible_keys
+from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of
 from bridge.portal.store.open_events import collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
 from bridge.text import without_nul
@@ -126,8 +126,8 @@ def read_selection(
         page = list_lines(connection, wanted, now=now, limit=limit)
         found |= {each.event.key: each.event for each in page.lines}
         total += page.total - len(page.lines)
-    visible = visible_keys(connection, keys, person.scope)
-    found |= {key: each for key, each in summaries_of(connection, visible).items() if each.state is State.SCHEDULED}
+    visible = summaries_of(connection, keys, scope=person.scope)
+    found |= {key: each for key, each in visible.items() if each.state is State.SCHEDULED}
     return list(found.values())[:limit], total + len(found)
 
 

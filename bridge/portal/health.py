@@ -67,7 +67,7 @@ class Health:
     async def _readyz(self, _request: Request) -> Response:
         if self.is_stopping():
             return json_answer({"status": "stopping"}, status=503)
-        why = await self._why_not_read() or self.store.why_not_written()
+        why = await self._why_not_read() or self.store.store.why_not_written()
         if why is not None:
             return json_answer({"status": "not ready", "why": why}, status=503)
         return json_answer({"status": "ready"})

@@ -7,12 +7,13 @@ how many can wait. The modules `sqlite` and `postgresql` contain the database-sp
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Work: TypeAlias = Callable[Concatenate[Connection, _P], _T]
 
 #: A transaction that waits for a lock must fail before the time limit for stopping the portal.
 _BUSY_SECONDS = 2.0
@@ -52,13 +54,11 @@ class Store:
     def __init__(self, kind: Sqlite | Postgresql) -> None:
         self.kind = kind
         self.engine = kind.engine(pool_size=2 * _THREADS, max_overflow=0, pool_timeout=_BUSY_SECONDS)
+        self._write_failure = -math.inf, ""
 
     @classmethod
     def of_file(cls, path: Path) -> Store:
-        """Return the SQLite database at *path*.
-
-        Create the file and its directory for the owner only.
-        """
+        """Return the SQLite database at *path*."""
         return cls(Sqlite(path, busy_seconds=_BUSY_SECONDS))
 
     @classmethod
@@ -76,13 +76,22 @@ class Store:
             ) from error
         return cls(Postgresql(url, settings.database.password(), busy_seconds=_BUSY_SECONDS))
 
-    def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def read(self, work: _Work[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return the result of *work* in a consistent read transaction."""
         return self._run(work, *args, writes=False, **kwargs)
 
-    def write(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def write(self, work: _Work[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run *work* and commit. Roll back if *work* raises an exception."""
-        return self._run(work, *args, writes=True, **kwargs)
+        try:
+            return self._run(work, *args, writes=True, **kwargs)
+        except StoreUnavailable as error:
+            self._write_failure = time.monotonic(), str(error)
+            raise
+
+    def why_not_written(self) -> str | None:
+        """Return the error of a write within the last 30 s, or None."""
+        at, why = self._write_failure
+        return why if time.monotonic() - at < _FAILURE_SECONDS else None
 
     def migrate(self) -> tuple[str | None, str]:
         """Migrate the database. Return the old and the new migration step."""
@@ -109,30 +118,14 @@ class StoreThreads:
         self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
         self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
         self._waiting = 0
-        self._write_failure: tuple[float, str] | None = None
 
-    async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def read(self, work: _Work[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run `Store.read` in a thread. Raise StoreUnavailable if too many calls are waiting."""
         return await self._run(self._readers, lambda: self.store.read(work, *args, **kwargs))
 
-    async def write(
-        self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
+    async def write(self, work: _Work[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run `Store.write` in a thread. Raise StoreUnavailable if too many calls are waiting."""
-
-        def written() -> _T:
-            try:
-                return self.store.write(work, *args, **kwargs)
-            except StoreUnavailable as error:
-                self._write_failure = time.monotonic(), str(error)
-                raise
-
-        return await self._run(self._writers, written)
-
-    def why_not_written(self) -> str | None:
-        """Return the error of a write within the last 30 s, or None."""
-        failure = self._write_failure
-        return failure[1] if failure is not None and time.monotonic() - failure[0] < _FAILURE_SECONDS else None
+        return await self._run(self._writers, lambda: self.store.write(work, *args, **kwargs))
 
     def close(self) -> None:
         """Cancel waiting functions, and wait for running functions."""
@@ -207,9 +200,7 @@ def announce(connection: Connection, index: int) -> None:
 
 def _migrated(connection: Connection) -> tuple[str | None, str]:
     before, now = migrations.migrate(connection)
-    connection.execute(
-        insert(connection, properties).values(name=EPOCH, value=str(uuid.uuid4())).on_conflict_do_nothing()
-    )
+    insert_missing(connection, properties, [{"name": EPOCH, "value": str(uuid.uuid4())}])
     return before, now
 
 

@@ -29,7 +29,7 @@ from bridge.portal.fleet import (
 from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
 from bridge.portal.store.database import contains_text, rows_in
-from bridge.portal.store.fold import event_of_variant
+from bridge.portal.store.fold import event_of_variant, views_of_vms
 from bridge.portal.vm_state import VmState
 
 PAGE = 100
@@ -105,11 +105,6 @@ class LinePage(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None
     """The cursor of the next page, or None on the last page."""
 
-    @property
-    def keys(self) -> list[str]:
-        """Return the keys of the events."""
-        return [each.event.key for each in self.lines]
-
 
 def list_events(
     connection: Connection, wanted: EventFilter, *, now: str, limit: int = PAGE, cursor: str | None = None
@@ -131,18 +126,13 @@ def list_events(
     return LinePage(lines=lines, total=total, events=total, first=first, cursor=following)
 
 
-def summaries_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSummary]:
-    """Return the summaries of the known events with *keys*."""
-    query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None))
+def summaries_of(
+    connection: Connection, keys: Iterable[str], *, scope: tuple[str, ...] = ()
+) -> dict[str, EventSummary]:
+    """Return the summaries of the known events with *keys* that a person with *scope* may see."""
+    in_scope = conditions(EventFilter(scope=scope), now="")
+    query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None), *in_scope)
     return {row.event_key: _summary_of(row.body) for row in rows_in(connection, query, events.c.event_key, keys)}
-
-
-def visible_keys(connection: Connection, keys: Sequence[str], scope: tuple[str, ...]) -> set[str]:
-    """Return the events of *keys* that a person with *scope* may see."""
-    if not scope:
-        return set(keys)
-    query = select(event_groups.c.event_key).where(event_groups.c.name.in_(scope))
-    return {row.event_key for row in rows_in(connection, query, event_groups.c.event_key, keys)}
 
 
 def event_of(connection: Connection, key: str, *, now: str) -> EventState | None:
@@ -179,9 +169,10 @@ def records_of(connection: Connection, key: str, *, limit: int = 1_000) -> list[
     return list(connection.execute(newest).scalars())[::-1]
 
 
-def records_by_id(connection: Connection, ids: Sequence[str]) -> list[str]:
-    """Return the records with *ids* in their original text."""
-    query = select(records.c.body).where(records.c.record_id.in_(ids)).order_by(records.c.record_id)
+def newest_record(connection: Connection, key: str, vm_key: str) -> list[str]:
+    """Return the original text of the record with the VM's view of the event."""
+    views = views_of_vms(connection, event_vms.c.event_key, [key], event_vms.c.vm_key == vm_key)
+    query = select(records.c.body).where(records.c.record_id.in_([each.record_id for each in views]))
     return list(connection.execute(query).scalars())
 
 
@@ -212,7 +203,7 @@ def conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
 
 def is_soon(now: str) -> ColumnElement[bool]:
     """Return the condition of `EventFilter.is_soon`."""
-    until = format_time(parse_time(now) + _SOON) if now else now
+    until = format_time(parse_time(now) + _SOON)
     return and_(events.c.sort_at > now, events.c.sort_at < until)
 
 

@@ -105,11 +105,7 @@ class Postgresql:
         return Listener(self, heard)
 
     def back_up(self, target: Path) -> None:
-        """Raise BridgeError with the command for a backup.
-
-        The backup does not include the epoch, which identifies the numbering of decisions. After a restore, the portal
-        creates a new epoch. The agents then request all decisions again.
-        """
+        """Raise BridgeError with a backup command that excludes the epoch, like `Sqlite.back_up`."""
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "
             f"--exclude-table-data=properties --file={quote(str(target))} {quote(self._url)}"
