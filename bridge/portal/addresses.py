@@ -1,4 +1,4 @@
-"""Groups and compares the addresses of clients.
+"""Compares the addresses of clients, and limits expensive work for each address block.
 
 A proxy in `proxy_addresses` adds the address of its client to the ``X-Forwarded-For`` header. Therefore, if a request
 comes from such a proxy, ProxyHeadersMiddleware of uvicorn reads the header from its end, and uses the first address
@@ -7,12 +7,13 @@ that is not the address of a proxy. A client can forge all addresses before it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 
 from starlette.requests import Request
-
-_IPV4_BITS, _IPV6_BITS = 24, 64
 
 
 class Networks:
@@ -33,19 +34,19 @@ def address_of(request: Request) -> str:
 
 def block_of(address: str) -> str:
     """Return the /24 of an IPv4 address, or the /64 of an IPv6 address."""
-    return _network(address, _IPV4_BITS)
+    return _network(address, ipv4_bits=24)
 
 
 def client_of(address: str) -> str:
     """Return the network that identifies one client: an IPv4 /32 or an IPv6 /64."""
-    return _network(address, 32)
+    return _network(address, ipv4_bits=32)
 
 
-def _network(address: str, ipv4_bits: int) -> str:
+def _network(address: str, *, ipv4_bits: int) -> str:
     found = _parsed(address)
     if found is None:
         return address
-    bits = ipv4_bits if isinstance(found, ipaddress.IPv4Address) else _IPV6_BITS
+    bits = ipv4_bits if found.version == 4 else 64  # noqa: PLR2004
     return str(ipaddress.ip_network((found, bits), strict=False))
 
 
@@ -55,3 +56,38 @@ def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     except ValueError:
         return None
     return (found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None) or found
+
+
+class QueueFull(Exception):  # a state, not an error of the portal
+    """Too much work is waiting, either in total or for one address block."""
+
+
+class AddressQueue:
+    """Limits the work that runs or waits, both in total and for each address block.
+
+    Work first waits until its block runs less work than a block may run. Then it waits until the total is below the
+    total limit. Therefore, a block that sends many requests cannot use up the total limit.
+    """
+
+    def __init__(self, *, running: int, running_of_block: int, waiting: int, waiting_of_block: int) -> None:
+        self._most, self._most_of_block = running + waiting, running_of_block + waiting_of_block
+        self._running_of_block = running_of_block
+        self._total = asyncio.Semaphore(running)
+        self._blocks: dict[str, asyncio.Semaphore] = {}
+        self._entered: Counter[str] = Counter()
+        """The number of running and waiting tasks of each block."""
+
+    @contextlib.asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        """Wait until work for *address* can run. Raise QueueFull if too much work is waiting."""
+        block = block_of(address)
+        if self._entered.total() >= self._most or self._entered[block] >= self._most_of_block:
+            raise QueueFull
+        self._entered[block] += 1
+        try:
+            async with self._blocks.setdefault(block, asyncio.Semaphore(self._running_of_block)), self._total:
+                yield
+        finally:
+            self._entered[block] -= 1
+            if not self._entered[block]:
+                del self._entered[block], self._blocks[block]

@@ -26,8 +26,7 @@ from starlette.routing import Route
 from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
-from bridge.portal.address_queue import AddressQueue, QueueFull
-from bridge.portal.addresses import address_of
+from bridge.portal.addresses import AddressQueue, QueueFull, address_of
 from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     KEPT_SECONDS,

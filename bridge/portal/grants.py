@@ -46,21 +46,6 @@ def can_approve(grants: Iterable[Grant]) -> bool:
     return Role.APPROVER in roles and Role.OPERATOR not in roles
 
 
-def reduced(grants: Iterable[Grant]) -> tuple[Grant, ...]:
-    """Return *grants* with the role viewer in place of each role."""
-    return tuple(dict.fromkeys(Grant(role=Role.VIEWER, scope=grant.scope) for grant in grants))
-
-
-def grants_in(text: str) -> tuple[Grant, ...]:
-    """Return the grants from the text of `text_of`."""
-    return msgspec.json.decode(text, type=tuple[Grant, ...])
-
-
-def text_of(grants: Iterable[Grant]) -> str:
-    """Return *grants* as JSON for the database."""
-    return msgspec.json.encode(tuple(grants)).decode()
-
-
 def group_names(resource_group: str | None, labels: Mapping[str, object]) -> list[str]:
     """Return the groups of a VM in their stored form."""
     group = [f"resource_group:{resource_group.casefold()}"] if resource_group else []

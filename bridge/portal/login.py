@@ -65,10 +65,9 @@ class LoginPages:
 
     async def login(self, request: Request) -> Response:
         """``POST /login``: start a session with a new ID."""
-        headers = headers_of(request)
+        form = await form_of(request)
         try:
-            form = await form_of(request)
-            self._users.check_origin(headers)
+            self._users.check_origin(headers_of(request))
             session_id = await self._users.sign_in(
                 one(form, "name"),
                 one(form, "password"),
@@ -77,8 +76,6 @@ class LoginPages:
             )
         except AccessDenied as error:
             return self._login_page(request, own_page(one(form, "next")), why=str(error), status=error.status)
-        except RequestRefused as error:
-            return self._login_page(request, "/", why=str(error), status=error.status)
         answer = redirect(own_page(one(form, "next")))
         _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         return answer

@@ -37,7 +37,6 @@ _ALGORITHMS = ["RS256", "ES256"]
 _DEADLINE_SECONDS = 5.0
 _KEPT_SECONDS, _AGAIN_SECONDS = 600.0, 60.0
 _LEEWAY_SECONDS = 30
-_MOST_SUBJECT, _MOST_NAME = 255, 256
 _OK = 200
 
 
@@ -120,7 +119,7 @@ class OidcProvider:
     def _identity(self, tokens: dict[str, Any], params: dict[str, str]) -> Identity:
         claims = self._claims(tokens.get("id_token"), params)
         subject, name = claims["sub"], claims.get(self._settings.name_claim) or claims["sub"]
-        if not isinstance(subject, str) or not 0 < len(subject) <= _MOST_SUBJECT or not isinstance(name, str):
+        if not isinstance(subject, str) or not subject or not isinstance(name, str):
             raise LoginRefused("The ID token has no valid subject or name.")
         names = claims.get("_claim_names")
         is_overage = isinstance(names, dict) and self._settings.groups_claim in names
@@ -134,7 +133,7 @@ class OidcProvider:
         refresh = tokens.get("refresh_token")
         return Identity(
             subject=subject,
-            name=name[:_MOST_NAME],
+            name=name,
             groups=found,
             refresh_token=refresh if isinstance(refresh, str) else None,
         )

@@ -30,7 +30,6 @@ _T = TypeVar("_T")
 CALLBACK_PATH = "/login/callback"
 _REFRESH = timedelta(minutes=15)
 _AGAIN = timedelta(minutes=1)
-_NO_GROUP = "None of your groups has a role in this portal."
 
 
 class OidcSessions:
@@ -80,19 +79,17 @@ class OidcSessions:
         except (LoginRefused, InvalidToken):
             await self._store.write(store_users.change_session, session_sha256, is_reduced=True)
             return
-        try:
-            user = self._user(identity)
-        except LoginRefused:
+        if not self._settings.grants(identity.groups):
             await self._store.write(store_users.end_session, session_sha256)
             return
-        await self._store.write(_put_identity, user)
+        await self._store.write(_put_identity, self._user(identity))
         columns = {**self._columns(identity, session_id), "is_reduced": False}
         await self._store.write(store_users.change_session, session_sha256, **columns)
 
     def _user(self, identity: Identity) -> store_users.User:
         grants = self._settings.grants(identity.groups)
         if not grants:
-            raise LoginRefused(_NO_GROUP)
+            raise LoginRefused("None of your groups has a role in this portal.")
         return store_users.User(
             person_key=person_key(self._settings.issuer, identity.subject),
             user_name=user_name_in(identity.name) or identity.subject,

@@ -36,7 +36,8 @@ from bridge.portal.check_config import load_certificate
 from bridge.portal.health import Health
 from bridge.portal.http_limits import HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.settings import PortalSettings, address_of, check_secrets
+from bridge.portal.setting_checks import address_of
+from bridge.portal.settings import PortalSettings, check_secrets
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.system.systemd import SystemdNotifier

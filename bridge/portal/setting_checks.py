@@ -13,18 +13,17 @@ from bridge.portal.grants import scope_group
 _HIGHEST_PORT = 65535
 
 
-def listen(value: str) -> None:
-    """Raise ValueError unless *value* is an address and a port."""
-    host, _, port = value.rpartition(":")
-    is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT
-    try:
-        is_address = host == "localhost" or bool(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        is_address = False
-    if not (is_port and is_address):
-        raise ValueError(
-            '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443". Port 0 selects a free port'
-        )
+def address_of(listen: str) -> tuple[str, int]:
+    """Return the host of *listen*, without the brackets of IPv6, and its port.
+
+    Raise ValueError unless *listen* is an address and a port.
+    """
+    host, _, port = listen.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    ipaddress.ip_address(host)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > _HIGHEST_PORT:
+        raise ValueError(listen)
+    return host, int(port)
 
 
 #: Microsoft publishes the certificates of its certificate authorities at these URLs.
@@ -64,6 +63,10 @@ def _accepted_by(parse: Callable[[str], object], wanted: str) -> Check:
     return Check(rule)
 
 
+LISTEN = _accepted_by(
+    address_of,
+    '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443". Port 0 selects a free port',
+)
 ADDRESS = _accepted_by(ipaddress.ip_address, 'an IP address, such as "127.0.0.1"')
 NETWORK = _accepted_by(ipaddress.ip_network, 'an IP address or a network, such as "10.1.0.0/24"')
 SCOPE = _accepted_by(scope_group, "resource_group:NAME or labels.NAME:VALUE")

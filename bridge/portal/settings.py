@@ -30,7 +30,7 @@ _SYSTEM_STATE = Path("/var/lib/scheduled-events-portal")
 #: `check_secrets` skips certificates, and the signing key, because `DecisionSigner` checks the mode of the key.
 _EXEMPT_FILES = (".cert_file", ".roots_file", ".intermediates_file", ".private_key_file")
 _Text = Annotated[str, Meta(min_length=1)]
-_Listen = Annotated[str, Check(setting_checks.listen)]
+_Listen = Annotated[str, setting_checks.LISTEN]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,10 +199,6 @@ class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
     scope: tuple[Annotated[str, setting_checks.SCOPE], ...] = ()
     """The VMs for which the role applies, as `resource_group:NAME` or `labels.NAME:VALUE`. Default: all VMs."""
 
-    def grant(self) -> Grant:
-        """Return the role with its scope."""
-        return Grant(role=self.role, scope=tuple(map(scope_group, self.scope)))
-
 
 class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[people.oidc]``: login through an OpenID Connect provider."""
@@ -238,7 +234,8 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     def grants(self, groups: Iterable[str]) -> tuple[Grant, ...]:
         """Return the grants of a member of *groups*."""
         members = frozenset(groups)
-        return tuple(dict.fromkeys(each.grant() for each in self.groups if each.group in members))
+        mapped = [each for each in self.groups if each.group in members]
+        return tuple(Grant(role=each.role, scope=tuple(map(scope_group, each.scope))) for each in mapped)
 
 
 class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,19 +344,13 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_secrets(settings: PortalSettings) -> None:
     """Raise ConfigurationError for secrets that are unreadable or that other users can read."""
-    agents, attested = settings.agents, settings.agents.attested
+    agents, attested, oidc = settings.agents, settings.agents.attested, settings.people.oidc
     files = secret_files(msgspec.to_builtins(settings))
     mistakes = [*readable_secrets(each for each in files if not each[0].endswith(_EXEMPT_FILES))]
-    oidc = settings.people.oidc
-    client_secrets = () if oidc is None else (oidc.client_secret(),)
-    for secret in (
-        *client_secrets,
-        *(() if attested is None else (attested.secret(),)),
-        agents.token(),
-        agents.webhook_secret(),
-        settings.readers.token(),
-        settings.database.password(),
-    ):
+    secrets = [agents.token(), agents.webhook_secret(), settings.readers.token(), settings.database.password()]
+    secrets += [] if attested is None else [attested.secret()]
+    secrets += [] if oidc is None else [oidc.client_secret()]
+    for secret in secrets:
         try:
             secret.values()
         except SecretUnavailable as error:
@@ -367,12 +358,6 @@ def check_secrets(settings: PortalSettings) -> None:
     mistakes += [mistake for target in settings.notify for mistake in target.file_mistakes()]
     if mistakes:
         raise ConfigurationError(*mistakes)
-
-
-def address_of(listen: str) -> tuple[str, int]:
-    """Return the host of *listen*, without the brackets of IPv6, and its port."""
-    host, _, port = listen.rpartition(":")
-    return ("127.0.0.1" if host == "localhost" else host.strip("[]")), int(port)
 
 
 def read(table: Mapping[str, Any]) -> PortalSettings:
@@ -391,15 +376,10 @@ def load(path: Path) -> PortalSettings:
 
 def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the configuration file: *explicit*, from the environment, or the default."""
-    if explicit is not None:
-        return explicit
-    named = environ.get(CONFIG_VARIABLE, "")
-    return Path(named) if named else SYSTEM_CONFIG
+    return explicit or Path(environ.get(CONFIG_VARIABLE) or SYSTEM_CONFIG)
 
 
 def database_file(settings: PortalSettings, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the path of the SQLite database. The file might not exist."""
-    if settings.database.file is not None:
-        return Path(settings.database.file)
-    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return (Path(given) if given else _SYSTEM_STATE) / "portal.db"
+    directory = environ.get("STATE_DIRECTORY", "").split(":")[0] or _SYSTEM_STATE
+    return Path(settings.database.file or Path(directory, "portal.db"))

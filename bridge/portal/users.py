@@ -26,8 +26,7 @@ from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.address_queue import AddressQueue, QueueFull
-from bridge.portal.addresses import Networks, client_of
+from bridge.portal.addresses import AddressQueue, Networks, QueueFull, client_of
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
@@ -52,9 +51,6 @@ _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
 #: The hash of an unused password. A login with an unknown name must take as long as a login with a known name.
 UNUSED_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
-#: Each check of a password needs 64 MiB and takes about 50 ms.
-_HASHES_AT_ONCE = 2
-_MOST_WAITING, _MOST_WAITING_OF_BLOCK = 1_000, 20
 _ACTIVITY_SECONDS = 60.0
 
 
@@ -150,12 +146,8 @@ class Users:
         later += [self._proxy_role] if self._proxy_header else []
         #: Whether people who are not in the database yet can log in as approvers.
         self.others_may_approve = Role.APPROVER in later
-        self._hashing = AddressQueue(
-            running=_HASHES_AT_ONCE,
-            running_of_block=1,
-            waiting=_MOST_WAITING,
-            waiting_of_block=_MOST_WAITING_OF_BLOCK,
-        )
+        # Each check of a password needs 64 MiB and takes about 50 ms.
+        self._hashing = AddressQueue(running=2, running_of_block=1, waiting=1_000, waiting_of_block=20)
         self._wrong = _Wrong(clock)
         self._csrf_key = b""
         self._log = ThrottledLog(logger, clock=clock)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from kubernetes_manifests import mount, only, volume_of
 
-from bridge.portal.settings import address_of, load
+from bridge.portal.setting_checks import address_of
+from bridge.portal.settings import load
 
 pytestmark = pytest.mark.deploy
 

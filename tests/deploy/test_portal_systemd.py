@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from unit_file import settings_of
 
-from bridge.portal.settings import address_of, database_file, load
+from bridge.portal.setting_checks import address_of
+from bridge.portal.settings import database_file, load
 
 if sys.version_info >= (3, 11):
     pass

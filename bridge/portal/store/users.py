@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, delete, select, update
 
 from bridge.errors import BridgeError
-from bridge.portal.grants import Grant, can_approve, grants_in, reduced, text_of
+from bridge.portal.grants import Grant, Role, can_approve
 from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
 from bridge.portal.user_names import folded_name, local_key
@@ -43,7 +43,8 @@ def put_user(connection: Connection, user: User) -> User:
 
 def keep_user(connection: Connection, user: User) -> None:
     """Add or replace a user, and keep the user's sessions."""
-    upsert(connection, users, [{**msgspec.structs.asdict(user), "grants": text_of(user.grants)}])
+    grants = msgspec.json.encode(user.grants).decode()
+    upsert(connection, users, [{**msgspec.structs.asdict(user), "grants": grants}])
 
 
 def find_user(connection: Connection, name: str) -> User | None:
@@ -78,7 +79,7 @@ def all_users(connection: Connection) -> list[User]:
 
 
 def _user(row: dict[str, Any]) -> User:
-    return User(**{**row, "grants": grants_in(row["grants"])})
+    return User(**{**row, "grants": msgspec.json.decode(row["grants"], type=tuple[Grant, ...])})
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +99,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """Return the grants of the user in this session."""
-        return reduced(self.user.grants) if self.is_reduced else self.user.grants
+        """Return the grants of the user, each with the role viewer if the session is reduced."""
+        if not self.is_reduced:
+            return self.user.grants
+        return tuple(Grant(role=Role.VIEWER, scope=grant.scope) for grant in self.user.grants)
 
 
 def add_session(connection: Connection, /, *, made_at: str, expires_at: str, **columns: str | None) -> None:

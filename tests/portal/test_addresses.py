@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from bridge.portal.address_queue import AddressQueue, QueueFull
-from bridge.portal.addresses import block_of, client_of
+from bridge.portal.addresses import AddressQueue, QueueFull, block_of, client_of
 
 
 def test_blocks_and_clients_of_addresses():
