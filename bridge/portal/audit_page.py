@@ -14,15 +14,13 @@ from starlette.responses import Response
 
 from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.rendering import SECURITY_HEADERS
-from bridge.portal.requests import KEY, MOST_ROWS, RequestRefused, choice_of, key_of, whole_number
+from bridge.portal.requests import KEY, MOST_ROWS, RequestRefused, choice_of, key_of, text_of, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.audit import AuditFilter, newest_entries
 from bridge.portal.store.events import summaries_of
 from bridge.portal.users import Person
-from bridge.text import without_nul
 
 _PAGE = 50
-_MOST_CHARACTERS = 256
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
@@ -63,11 +61,10 @@ async def export(site: Site, request: Request, person: Person) -> Response:
 
 
 def _filter(request: Request, person: Person) -> tuple[dict[str, str], AuditFilter]:
-    query = request.query_params
-    fields = {name: query.get(name, "").strip()[:_MOST_CHARACTERS] for name in ("person", "event", "since", "until")}
+    fields = {name: text_of(request, name) for name in ("person", "event", "since", "until")}
     fields["show"] = choice_of(request, "show", ("decisions", "all"))
     return fields, AuditFilter(
-        person=without_nul(fields["person"]),
+        person=fields["person"],
         event_key=key_of(fields["event"]) if fields["event"] else "",
         since=_day(fields["since"]),
         until=_day(fields["until"], later=1),

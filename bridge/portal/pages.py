@@ -123,9 +123,7 @@ async def chosen(site: Site, request: Request, person: Person) -> Response:
     found = await site.store.read(event_details_of, keys, now=site.now())
     visible, now = [each for each in found if person.may_see(each.event)], site.clock.now()
     views = [EventView(site=site, person=person, now=now, details=each) for each in visible]
-    possible = [view for view in views if getattr(view.buttons, verdict)]
-    others = [view for view in views if not getattr(view.buttons, verdict)]
-    return site.login.page(request, person, "chosen.html", verdict=verdict, views=possible, others=others, waves=waves)
+    return site.login.page(request, person, "chosen.html", verdict=verdict, chosen=views, waves=waves)
 
 
 async def decide(site: Site, request: Request, person: Person, form: Form) -> Response:
