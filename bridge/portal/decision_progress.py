@@ -119,7 +119,7 @@ class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the decision no longer has an effect."""
 
 
-_UNDER_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
+UNDER_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
 def progress_of(
@@ -142,7 +142,7 @@ def progress_of(
             is_past = is_over or each.index < newest.get(Choice.APPROVE, 0) or each.verdict_id in lifted
             because = "" if is_past else because
         else:
-            is_past = stage is Stage.EXPIRED or (stage in _UNDER_WAY and (accepted is not None or is_stopped))
+            is_past = stage is Stage.EXPIRED or (stage in UNDER_WAY and (accepted is not None or is_stopped))
         progress = DecisionProgress(
             vm_keys=(),
             choice=each.choice,
@@ -160,9 +160,9 @@ def _stage_of(
     decision: SignedDecision, outcome: TransitionRecord | None, agent: AgentSeen | None, *, now: datetime
 ) -> tuple[Stage, str]:
     if outcome is not None and outcome.approval is not None:
-        result = outcome.approval.result
-        if outcome.transition is Transition.APPROVED and result != "dry_run":
+        if is_accepted(outcome):
             return Stage.FOLLOWED, ""
+        result = outcome.approval.result
         clocks = " The clock of the portal or of the VM might be wrong." if result == "superseded" else ""
         return Stage.REFUSED, f"{outcome.approval.reason or 'No reason.'} ({result}){clocks}"
     if agent is not None and agent.received_index >= decision.index:

@@ -16,9 +16,9 @@ import msgspec
 from bridge.clock import format_time
 from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.decision_progress import (
+    UNDER_WAY,
     AcceptedApproval,
     DecisionProgress,
-    Stage,
     accepted_approval,
     is_accepted,
     progress_of,
@@ -123,9 +123,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"{held}Azure starts it {clock_text(event)}." if held else "No one has decided."
 
     def _why_approved_is_not_started(self, people: str) -> str:
-        if self._has_approval(Stage.FOLLOWED):
-            return "Approved, and posted to Azure. Azure has not reported the start yet."
-        if self._has_approval(Stage.QUEUED, Stage.RECEIVED):
+        if self._is_under_way:
             return "Approved. An agent has not posted the approval to Azure yet."
         if any(each.is_stopped for each in self.progress if each.choice is Choice.APPROVE):
             return f"A later hold stopped the approval by {people}. Approve the event again."
@@ -179,7 +177,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         why_not = self.person.why_not_decide(event)
         if why_not is not None:
             return why_not
-        if ruling.outcome is Outcome.APPROVED and self._has_approval(Stage.FOLLOWED, Stage.QUEUED, Stage.RECEIVED):
+        if ruling.outcome is Outcome.APPROVED and self._is_under_way:
             return ""
         unreachable = why_unreachable(event, self.agents, self.site.kid or "")
         if unreachable:
@@ -188,10 +186,11 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return f"You approved the event. Another person must also approve it. {self._too_few}".rstrip()
         return None
 
-    def _has_approval(self, *stages: Stage) -> bool:
-        """Return whether an approval in one of *stages* has an effect."""
+    @property
+    def _is_under_way(self) -> bool:
+        """Return whether an agent might still post an approval to Azure."""
         approvals = (each for each in self.progress if each.choice is Choice.APPROVE and not each.is_past)
-        return any(each.stage in stages for each in approvals)
+        return any(each.stage in UNDER_WAY for each in approvals)
 
     def withdrawing(self, verdict: Verdict) -> str | None:
         """Return the effect of a withdrawal, or None if this person cannot withdraw *verdict*."""

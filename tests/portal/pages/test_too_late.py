@@ -54,6 +54,16 @@ def test_event_that_azure_did_not_accept_or_changed_later_can_be_held(office, tr
     assert ann.submit(f"/events/{A}", "hold").status_code == 303
 
 
+def test_approval_of_a_changed_event_is_not_shown_as_posted_before_its_outcome(office):
+    ann = office.browser("ann")
+    ann.submit(f"/events/{A}", "approve")
+    office.tell_outcome(Transition.APPROVED, "accepted")
+    changed = {"sequence": 3, "seconds": 40, "event_type": "Reboot"}
+    office.portal.send(fleet_record(0, **changed), fleet_record(1, **changed))
+    assert ann.submit(f"/events/{A}", "approve").status_code == 303
+    assert "Approved. An agent has not posted the approval to Azure yet." in ann.page(f"/events/{A}").text
+
+
 def test_approval_withdrawn_after_its_post_to_azure_is_marked_too_late(office):
     ann = office.browser("ann")
     ann.submit(f"/events/{A}", "approve")
