@@ -24,7 +24,6 @@ from bridge.portal.users import AccessDenied, Person
 
 _PAGE = 50
 _MOST_VERSIONS = 8
-_MOST_UNKNOWN = 20
 _SILENT = timedelta(days=1)
 
 #: The values of the parameter `show`, and the names of the counts.
@@ -81,8 +80,7 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         page=page,
         first=first,
         reports=reports,
-        unknown=unknown[:_MOST_UNKNOWN],
-        unknown_total=len(unknown),
+        unknown=unknown,
         following=following,
         versions=_versions(reports),
         kid=site.kid,

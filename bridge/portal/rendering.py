@@ -59,8 +59,9 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals.update(version=own_version(), static=self._address_of)
         self._templates.globals.update(
+            version=own_version(),
+            static=self._address_of,
             states=STATE_WORDS,
             clock_text=clock_text,
             effect_of=effect_of,
