@@ -23,7 +23,7 @@ from bridge.approval.digest import digest
 from bridge.clock import format_time
 from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent, VmIdentity, compact_json, normal_name
 from bridge.events.record import Evidence, Transition, TransitionRecord
-from bridge.portal.vm_state import Position, vm_key
+from bridge.portal.vm_state import Position, place_of, vm_key
 from bridge.text import without_nul
 
 #: PROTOCOL.md, section 5: the longest EventId that a decision can name.
@@ -283,8 +283,8 @@ def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:
     """
     name: list[object] = [event.event_id]
     if event.event_id is None:
-        group = [(vm.subscription_id or "").casefold(), (vm.resource_group or "").casefold()]
-        name = [None, event.event_type, sorted({normal_name(each) for each in event.resources or ()}), *group]
+        names = sorted({normal_name(each) for each in event.resources or ()})
+        name = [None, event.event_type, names, *place_of(vm)]
     return hashlib.sha256(compact_json(name).encode()).hexdigest()[:_KEY_CHARACTERS]
 
 
@@ -393,11 +393,7 @@ def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[
     members, the VM does not confirm any name.
     """
     members = [each for each in vms if each.is_member]
-    places = Counter(_place(each) for each in members)
+    places = Counter(place_of(each.vm) for each in members)
     home = max(places, key=lambda place: places[place], default=None)
-    confirmed = {normal_name(each.name or "") for each in members if each.is_confirmed and _place(each) == home}
+    confirmed = {normal_name(each.name or "") for each in members if each.is_confirmed and place_of(each.vm) == home}
     return tuple(name for name in dict.fromkeys(event.resources or ()) if normal_name(name) not in confirmed)
-
-
-def _place(vm: VmOfEvent) -> tuple[str, str]:
-    return (vm.vm.subscription_id or "").casefold(), (vm.vm.resource_group or "").casefold()

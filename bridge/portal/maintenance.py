@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from bridge.clock import Clock, format_time
@@ -42,36 +43,33 @@ class Maintenance:
 
     async def follow(self) -> None:
         """Work until the task is canceled."""
-        rounds = 0
-        while True:
+        for number in itertools.count():
+            now = self._clock.now()
             try:
-                await self._store.write(note_alive, self._now())
-                await self.load_inventory()
-                if rounds % _TRIM_ROUNDS == 0:
+                await self._store.write(note_alive, format_time(now))
+                await self._load_inventory()
+                if number % _TRIM_ROUNDS == 0:
                     await self._store.write(trim_vms, most_bytes=self._settings.limits.vm_bytes)
-                if rounds % _HOUR_ROUNDS == 0:
-                    await self.delete_old()
-                    await self.audit_refusals()
+                if number % _HOUR_ROUNDS == 0:
+                    await self._delete_old(now)
+                    await self._audit_refusals(now)
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"Old data is not deleted. {error}")
             else:
                 self._log.recovered("store", "Old data is deleted again.")
-            rounds += 1
             await asyncio.sleep(_ROUND_SECONDS)
 
-    async def load_inventory(self) -> None:
-        """Store the inventory file if it has changed.
-
-        If the file is invalid, keep the earlier inventory.
-        """
-        name = self._settings.inventory.file
-        if name is None:
+    async def _load_inventory(self) -> None:
+        """Store the inventory file if it has changed and is valid."""
+        if self._settings.inventory.file is None:
             return
+        file = Path(self._settings.inventory.file)
         try:
-            version = await asyncio.to_thread(_version_of, Path(name))
+            found = await asyncio.to_thread(file.stat)
+            version = found.st_mtime_ns, found.st_size
             if version == self._inventory_read:
                 return
-            entries = await asyncio.to_thread(read_inventory, Path(name))
+            entries = await asyncio.to_thread(read_inventory, file)
         except (OSError, InventoryInvalid) as error:
             self._log.problem("inventory", logging.ERROR, f"The portal keeps the earlier inventory: {error}")
             return
@@ -79,29 +77,17 @@ class Maintenance:
         self._inventory_read = version
         self._log.recovered("inventory", "The inventory is valid again.")
 
-    async def delete_old(self) -> None:
-        """Delete the data that is older than the retention."""
-        days = self._settings.database.retention_days
-        before = format_time(self._clock.now() - timedelta(days=days))
-        has_more = True
-        while has_more:
-            has_more = await self._store.write(delete_old, before=before)
-        await self._store.write(delete_notifications, before=format_time(self._clock.now() - timedelta(days=1)))
+    async def _delete_old(self, now: datetime) -> None:
+        before = format_time(now - timedelta(days=self._settings.database.retention_days))
+        while await self._store.write(delete_old, before=before):
+            pass
+        await self._store.write(delete_notifications, before=format_time(now - timedelta(days=1)))
 
-    async def audit_refusals(self) -> None:
+    async def _audit_refusals(self, now: datetime) -> None:
         """Add one audit entry per reason for each VM whose requests the portal refused."""
         found = self._vm_limits.take_refusals()
         new = [
             Entry(actor=vm_key, action="records_refused", subject="", details={"reason": reason, "requests": number})
             for (vm_key, reason), number in sorted(found.items())
         ]
-        if new:
-            await self._store.write(add_entries, new, at=self._now())
-
-    def _now(self) -> str:
-        return format_time(self._clock.now())
-
-
-def _version_of(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+        await self._store.write(add_entries, new, at=format_time(now))

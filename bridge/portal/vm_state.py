@@ -108,12 +108,16 @@ class VmState(msgspec.Struct, kw_only=True):
         """Compute the key of the name. Return False if the VM has none or has claimed one."""
         if self.name is None or self.name_key is not None:
             return False
-        place = ((self.vm.subscription_id or "").casefold(), (self.vm.resource_group or "").casefold())
-        self.name_key = without_nul("/".join((*place, normal_name(self.name))))
+        self.name_key = without_nul("/".join((*place_of(self.vm), normal_name(self.name))))
         return True
 
 
 vm_of = msgspec.json.Decoder(VmState).decode
+
+
+def place_of(vm: VmIdentity) -> tuple[str, str]:
+    """Return the subscription and the resource group in lowercase."""
+    return (vm.subscription_id or "").casefold(), (vm.resource_group or "").casefold()
 
 
 def vm_key(record: TransitionRecord) -> str:

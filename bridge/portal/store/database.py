@@ -145,7 +145,7 @@ class StoreThreads:
 
 def insert(connection: Connection, table: Table) -> Any:
     """Return an INSERT into *table* that supports ON CONFLICT."""
-    return (postgresql.insert if _is_postgresql(connection) else sqlite.insert)(table)
+    return (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(table)
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -194,7 +194,7 @@ def epoch(connection: Connection) -> str:
 
 def announce(connection: Connection, index: int) -> None:
     """Notify every process, after the commit, about decisions up to *index*."""
-    if _is_postgresql(connection):
+    if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_notify(CHANNEL, str(index))))
 
 
@@ -202,7 +202,3 @@ def _migrated(connection: Connection) -> tuple[str | None, str]:
     before, now = migrations.migrate(connection)
     insert_missing(connection, properties, [{"name": EPOCH, "value": str(uuid.uuid4())}])
     return before, now
-
-
-def _is_postgresql(connection: Connection) -> bool:
-    return connection.dialect.name == "postgresql"

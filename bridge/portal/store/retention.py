@@ -48,22 +48,17 @@ def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
     """Delete old records and ended events of VMs with more than *most_bytes*."""
     over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
+    size = func.length(records.c.body) + ROW_BYTES
+    newest = func.sum(size).over(order_by=(records.c.received_at.desc(), records.c.record_id))
     for key in list(connection.execute(over.with_for_update()).scalars()):
-        size = func.coalesce(func.sum(func.length(records.c.body) + ROW_BYTES), 0)
-        stored = int(connection.execute(select(size).where(records.c.vm_key == key)).scalar_one())
-        count = int(connection.execute(select(func.count()).where(event_vms.c.vm_key == key)).scalar_one())
-        while stored + count * ROW_BYTES > most_bytes // 2:
-            query = select(records.c.record_id, func.length(records.c.body).label("size"))
-            oldest = query.where(records.c.vm_key == key).order_by(records.c.received_at).limit(_ROWS)
-            rows = list(connection.execute(oldest))
-            connection.execute(delete(records).where(records.c.record_id.in_([row.record_id for row in rows])))
-            stored -= sum(row.size + ROW_BYTES for row in rows)
-            views = _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
-            count -= views
-            if not rows and not views:
-                break
-        new = stored + count * ROW_BYTES
-        connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=new))
+        is_own = records.c.vm_key == key
+        summed = select(records.c.record_id, newest.label("bytes")).where(is_own).subquery()
+        old = select(summed.c.record_id).where(summed.c.bytes > most_bytes // 2)
+        connection.execute(delete(records).where(records.c.record_id.in_(old)))
+        _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
+        count = select(func.count()).where(event_vms.c.vm_key == key).scalar_subquery()
+        stored = select(func.coalesce(func.sum(size), 0) + count * ROW_BYTES).where(is_own).scalar_subquery()
+        connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=stored))
 
 
 def _delete_views(connection: Connection, where: ColumnElement[bool]) -> int:

@@ -44,6 +44,7 @@ from bridge.portal.verdicts import (
     people_of,
     rule,
 )
+from bridge.portal.vm_state import place_of
 
 UNKNOWN_EVENT = "No record reports this event."
 _CHANGED = "The event has changed since you loaded the page."
@@ -237,8 +238,7 @@ def _check_groups(approved: Sequence[EventState]) -> None:
     first: dict[tuple[str, ...], EventState] = {}
     for event in approved:
         for vm in (each.vm for each in event.vms if each.is_member and each.vm.resource_group):
-            place = ((vm.subscription_id or "").casefold(), (vm.resource_group or "").casefold())
-            other = first.setdefault((*place, (vm.scale_set or "").casefold()), event)
+            other = first.setdefault((*place_of(vm), (vm.scale_set or "").casefold()), event)
             if other is not event:
                 group = f"scale set {vm.scale_set}" if vm.scale_set else f"resource group {vm.resource_group}"
                 ids = f"{other.event.event_id} and {event.event.event_id}"
