@@ -13,10 +13,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock, format_time
 from bridge.errors import BridgeError
@@ -24,7 +23,7 @@ from bridge.http.failures import are_loopback_hosts
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import CONTENT_TYPE
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import json_answer
+from bridge.portal.requests import error_answer, json_answer
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.open_events import numbers
 
@@ -36,7 +35,7 @@ _FOREIGN_NAME = "This listener on a loopback address accepts only localhost or a
 
 @dataclass(kw_only=True, eq=False)
 class Health:
-    """The pages for probes and for Prometheus."""
+    """The ASGI application of the operator listener."""
 
     store: StoreThreads
     metrics: PortalMetrics
@@ -46,25 +45,23 @@ class Health:
 
     def __post_init__(self) -> None:
         self._log = ThrottledLog(logger)
+        self._pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics_page}
 
-    def app(self) -> Starlette:
-        """Return the application."""
-        pages = (("/healthz", self._healthz), ("/readyz", self._readyz), ("/metrics", self._metrics_page))
-        return Starlette(routes=[Route(path, self._guarded(page)) for path, page in pages])
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        page = self._pages.get(scope["path"])
+        if self.is_local and not are_loopback_hosts(Request(scope).headers.getlist("host")):
+            answer: Response = PlainTextResponse(_FOREIGN_NAME, status_code=421)
+        elif page is None:
+            answer = error_answer(404, f"Valid paths: {', '.join(self._pages)}.")
+        else:
+            answer = await page()
+        await answer(scope, receive, send)
 
-    def _guarded(self, page: Callable[[Request], object]) -> Callable[[Request], object]:
-        async def answer(request: Request) -> Response:
-            if self.is_local and not are_loopback_hosts(request.headers.getlist("host")):
-                return PlainTextResponse(_FOREIGN_NAME, status_code=421)
-            found: Response = await page(request)  # type: ignore[misc]
-            return found
-
-        return answer
-
-    async def _healthz(self, _request: Request) -> Response:
+    async def _healthz(self) -> Response:
         return json_answer({"status": "ok"})
 
-    async def _readyz(self, _request: Request) -> Response:
+    async def _readyz(self) -> Response:
         if self.is_stopping():
             return json_answer({"status": "stopping"}, status=503)
         why = await self._why_not_read() or self.store.store.why_not_written()
@@ -72,7 +69,7 @@ class Health:
             return json_answer({"status": "not ready", "why": why}, status=503)
         return json_answer({"status": "ready"})
 
-    async def _metrics_page(self, _request: Request) -> Response:
+    async def _metrics_page(self) -> Response:
         await self._why_not_read()
         return Response(self.metrics.page(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from uvicorn.server import HANDLED_SIGNALS
 
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.config.trusted_keys import unusable_keys
@@ -51,7 +51,6 @@ _LAST_SECONDS = 3
 #: A small value, because uvicorn keeps the memory of a connection for this time after the client resets it.
 _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
-_STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 
 class Portal:
@@ -69,7 +68,6 @@ class Portal:
         self._limits = limits
         self._metrics = PortalMetrics()
         self._stopping = threading.Event()
-        self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
         self.operator_address: tuple[str, int] | None = None
         self.is_up = threading.Event()
@@ -104,29 +102,27 @@ class Portal:
     def stop(self) -> None:
         """End `run` within five seconds."""
         self._stopping.set()
-        self._wake()
 
     async def _serve(
         self, app: Application, threads: StoreThreads, public: socket.socket, operator: socket.socket
     ) -> None:
-        wanted, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._wake = _called_on(loop, wanted.set)
-        _on_signals(loop, self.stop)
+        loop = asyncio.get_running_loop()
+
+        def call_soon(function: Callable[[], object]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(function)
+
+        if threading.current_thread() is threading.main_thread():  # only this thread receives signals
+            for number in HANDLED_SIGNALS:
+                signal.signal(number, lambda *_: call_soon(self.stop))
         await app.load()
-        log = ThrottledLog(logger, clock=self._clock)
-        protocol = partial(LimitedHttp, limits=self._limits, metrics=self._metrics, log=log)
-        files = self._settings.server
-        tls = {} if files.cert_file is None else {"ssl_certfile": files.cert_file, "ssl_keyfile": files.key_file}
-        servers = (
-            _Server(_config(app, protocol, tls)),
-            _Server(_config(self._operator_app(threads), protocol, {})),
-        )
+        servers = self._servers(app, threads)
         serving = [
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each()) for each in app.tasks]
-        listener = threads.store.kind.listener(_called_on(loop, app.site.pending_decisions.notify_new))
+        listener = threads.store.kind.listener(partial(call_soon, app.site.pending_decisions.notify_new))
         try:
             await threads.write(
                 add_entries,
@@ -134,10 +130,8 @@ class Portal:
                 at=format_time(self._clock.now()),
             )
             self._log_up()
-            waiting = loop.create_task(wanted.wait())
-            if not self._stopping.is_set():
-                await asyncio.wait([waiting, *following, *serving], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+            waiting = loop.create_task(asyncio.to_thread(self._stopping.wait))
+            await asyncio.wait([waiting, *following, *serving], return_when=asyncio.FIRST_COMPLETED)
             for task in (*following, *serving):
                 if task.done():
                     task.result()  # a task that has ended has failed, so this raises its error
@@ -152,6 +146,21 @@ class Portal:
             if listener is not None:
                 await asyncio.to_thread(listener.stop)
         logger.info("The portal has stopped.")
+
+    def _servers(self, app: Application, threads: StoreThreads) -> tuple[_Server, _Server]:
+        log = ThrottledLog(logger, clock=self._clock)
+        protocol = partial(LimitedHttp, limits=self._limits, metrics=self._metrics, log=log)
+        files = self._settings.server
+        tls = {} if files.cert_file is None else {"ssl_certfile": files.cert_file, "ssl_keyfile": files.key_file}
+        host, _ = address_of(self._settings.operator.listen)
+        health = Health(
+            store=threads,
+            metrics=self._metrics,
+            is_local=is_loopback(host),
+            is_stopping=self._stopping.is_set,
+            clock=self._clock,
+        )
+        return _Server(app, http=protocol, **tls), _Server(health, http=protocol)
 
     def _log_up(self) -> None:
         host, _ = self.address or ("", 0)
@@ -168,32 +177,25 @@ class Portal:
         systemd.close()
         self.is_up.set()
 
-    def _operator_app(self, threads: StoreThreads) -> ASGIApp:
-        host, _ = address_of(self._settings.operator.listen)
-        return Health(
-            store=threads,
-            metrics=self._metrics,
-            is_local=is_loopback(host),
-            is_stopping=self._stopping.is_set,
-            clock=self._clock,
-        ).app()
-
-
-def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that any thread can call to run *function* on *loop*.
-
-    A closed loop ignores the call.
-    """
-
-    def call() -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(function)
-
-    return call
-
 
 class _Server(uvicorn.Server):
     """A uvicorn server that ignores signals and aborts connections at shutdown."""
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_LAST_SECONDS,
+            **options,
+        )
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -210,23 +212,6 @@ class _Server(uvicorn.Server):
     def _cut_all(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-
-
-def _config(app: ASGIApp, protocol: Any, tls: dict[str, Any]) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_LAST_SECONDS,
-        **tls,
-    )
 
 
 def _run(main: Any) -> None:
@@ -272,14 +257,3 @@ def _bound(key: str, listen: str) -> socket.socket:
         raise BridgeError(
             f"{key}: cannot listen on {host}:{port}: {error.strerror or error}. Free the port, or set another port."
         ) from error
-
-
-def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Call *stop* on stop signals. Only the main thread receives signals."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in _STOP_SIGNALS:
-        if sys.platform == "win32":
-            signal.signal(number, lambda *_: stop())
-        else:
-            loop.add_signal_handler(number, stop)

@@ -93,7 +93,8 @@ def test_closed_listen_connection_loses_no_decision(portals, pair, postgresql, p
 #: Commits a decision without NOTIFY, as if the notification were lost.
 SILENT = (
     "WITH taken AS (UPDATE counters SET value = value + 1 WHERE name = 'decisions' RETURNING value) "
-    "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'approve', %s, %s, %s, %s, 0 FROM taken"
+    "INSERT INTO decisions (decision_index, decision, vm_key, jws, jws_sha256, expires_at_seconds, made_at) "
+    "SELECT value, 'approve', %s, %s, %s, %s, %s FROM taken"
 )
 
 
