@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable
 from datetime import timedelta
 
-from bridge.clock import Clock, format_time
+from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import KEPT_SECONDS, RECONNECTING_SECONDS, ConnectedAgents
+from bridge.portal.connected_agents import KEPT_SECONDS, ConnectedAgents
 from bridge.portal.store.agents import changes_of_other_processes, delete_agents, store_agents
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
 _ROUND_SECONDS = 0.5
-_HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS_ALONE = 1.0, 60.0
+_HEARTBEAT_SECONDS = 1.0
 _CLEANUP_SECONDS = 60.0
-#: After a longer silence, other processes might have taken over the agents of this process.
-_MOST_SILENT_SECONDS = RECONNECTING_SECONDS / 2
 
 
 class AgentExchange:
     """Stores the agents that poll this process, and loads the agents of other processes.
 
     After the exchange has read changes from other processes, it calls *notify*. If no agent connects or disconnects,
-    the exchange writes only a heartbeat. It writes the heartbeat every second if processes can share the database, and
-    otherwise every minute.
+    the exchange writes only a heartbeat, and only if processes can share the database.
     """
 
     def __init__(
@@ -38,47 +34,45 @@ class AgentExchange:
         self._connected_agents = connected_agents
         self._notify = notify
         self._clock = clock
-        self._process = uuid.uuid4().hex
         self._heartbeat = 0
         self._stored_at = clock.monotonic()
-        self._cleaned_at = -KEPT_SECONDS
+        self._cleaned_at = -_CLEANUP_SECONDS
         self._log = ThrottledLog(logger, clock=clock)
 
     async def follow(self) -> None:
         """Call `exchange` twice a second until the task is canceled."""
         while True:
-            self._connected_agents.sweep()
             try:
                 await self.exchange()
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"The state of connected agents cannot be stored. {error}")
             else:
                 self._log.recovered("store", "The database stores the state of connected agents again.")
+            self._connected_agents.sweep()
             await asyncio.sleep(_ROUND_SECONDS)
 
     async def exchange(self) -> None:
         """Store the changes of this process, and read the changes of other processes."""
+        agents, process = self._connected_agents, self._connected_agents.process
         is_shared, now = self._store.store.kind.is_shared, self._clock.monotonic()
         is_cleanup = now - self._cleaned_at >= _CLEANUP_SECONDS
-        stopped = self._connected_agents.take_over_stopped() if is_cleanup else []
-        changes = self._connected_agents.take_unshared()
-        if changes or now - self._stored_at >= (_HEARTBEAT_SECONDS if is_shared else _HEARTBEAT_SECONDS_ALONE):
-            self._heartbeat += 1
+        changes = agents.take_unshared()
+        if changes or (is_shared and now - self._stored_at >= _HEARTBEAT_SECONDS):
+            self._heartbeat = max(self._heartbeat + 1, int(1000 * self._clock.timestamp()))
             try:
-                await self._store.write(store_agents, changes, process=self._process, heartbeat=self._heartbeat)
+                await self._store.write(store_agents, changes, process=process, heartbeat=self._heartbeat)
             except StoreUnavailable:
-                self._connected_agents.share_again(changes)
+                agents.share_again(changes)
                 raise
-            if is_shared and now - self._stored_at >= _MOST_SILENT_SECONDS:
-                self._connected_agents.share_all()
             self._stored_at = now
         if is_cleanup:
-            before = format_time(self._clock.now() - timedelta(seconds=KEPT_SECONDS))
-            await self._store.write(delete_agents, stopped=stopped, before=before)
+            before = self._clock.now() - timedelta(seconds=KEPT_SECONDS)
+            await self._store.write(delete_agents, before=before)
             self._cleaned_at = now
         if is_shared or is_cleanup:
-            known = self._connected_agents.heartbeats()
-            heartbeats, found = await self._store.read(changes_of_other_processes, process=self._process, known=known)
-            self._connected_agents.receive(heartbeats, found)
+            heartbeats, found = await self._store.read(
+                changes_of_other_processes, process=process, known=agents.heartbeats()
+            )
+            agents.receive(heartbeats, found)
             if found:
                 self._notify()

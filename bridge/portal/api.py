@@ -26,6 +26,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal import deciding
 from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.authentication import Authenticator
+from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
 from bridge.portal.fleet import State, key_of_event_id
 from bridge.portal.pending_decisions import MAX_DECISIONS
@@ -147,7 +148,7 @@ async def _agents(site: Site, _request: Request) -> Response:
     known = {each.vm_key: each for each in page.vms}
     seen = site.connected_agents.all()
     keys = [*known, *sorted(seen.keys() - known.keys())]
-    agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": seen.get(key)} for key in keys]
+    agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": _agent(seen.get(key))} for key in keys]
     return json_answer({"agents": agents, "total_vms": page.total})
 
 
@@ -166,6 +167,18 @@ def _newest_record(vm: VmState | None) -> dict[str, object] | None:
     if vm is None:
         return None
     return {"vm_key": vm.vm_key, "observed_at": vm.observed_at, "vm": vm.vm, "labels": vm.labels}
+
+
+def _agent(seen: AgentSeen | None) -> dict[str, object] | None:
+    if seen is None:
+        return None
+    return {
+        **msgspec.structs.asdict(seen.report),
+        "is_connected": seen.connection is Connection.CONNECTED,
+        "is_reconnecting": seen.connection is Connection.RECONNECTING,
+        "is_attested": seen.is_attested,
+        "received_index": seen.received_index,
+    }
 
 
 async def _post_verdict(site: Site, request: Request) -> Response:

@@ -16,7 +16,7 @@ import msgspec
 from bridge.approval.digest import digest
 from bridge.clock import parse_time
 from bridge.events.record import Transition, TransitionRecord
-from bridge.portal.connected_agents import AgentSeen
+from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.fleet import State
 from bridge.portal.store.event_details import EventDetails, SignedDecision
 from bridge.portal.verdicts import Choice, Verdict, people_of
@@ -120,6 +120,11 @@ class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNDER_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
+_AWAY = {
+    Connection.CONNECTED: "",
+    Connection.RECONNECTING: "The agent is reconnecting to the portal.",
+    Connection.DISCONNECTED: "The agent is not connected.",
+}
 
 
 def progress_of(
@@ -171,5 +176,4 @@ def _stage_of(
         return Stage.EXPIRED, "It expired before the agent polled."
     if agent is None:
         return Stage.QUEUED, "The agent has never polled for decisions."
-    away = "The agent is reconnecting to the portal." if agent.is_reconnecting else "The agent is not connected."
-    return Stage.QUEUED, "" if agent.is_connected else away
+    return Stage.QUEUED, _AWAY[agent.connection]

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bridge.clock import format_time
-from bridge.portal.connected_agents import AgentReport, Connection
+from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.login import redirect
 from bridge.portal.requests import MOST_ROWS, Form, RequestRefused, choice_of, text_of, whole_number
 from bridge.portal.site import Site
@@ -36,7 +36,7 @@ SHOWN = {
     "conflict": "with a name conflict",
     "all": "VMs",
 }
-_Reports = dict[str, tuple[Connection, AgentReport, bool]]
+_Agents = dict[str, AgentSeen]
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
@@ -46,10 +46,10 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)
     cursor = (text_of(request, "name"), text_of(request, "key")) if first > 1 else None
     everything = VmFilter(scope=person.scope)
-    reports, visible = site.connected_agents.reports(), await site.store.read(keys_of_vms, everything)
+    agents, visible = site.connected_agents.all(), await site.store.read(keys_of_vms, everything)
     if person.scope:
-        reports = {key: each for key, each in reports.items() if key in visible}
-    keys = _keys(reports, site.kid)
+        agents = {key: each for key, each in agents.items() if key in visible}
+    keys = _keys(agents, site.kid)
     filters = {
         **{name: replace(everything, vm_keys=found) for name, found in keys.items()},
         "silent": replace(everything, silent_since=format_time(site.clock.now() - _SILENT)),
@@ -62,7 +62,7 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     page = await site.store.read(list_vms, replace(filters[shown], text=text), limit=_PAGE, cursor=cursor)
     unknown: list[str] = []
     if not person.scope and not text:  # an agent can poll before its first record
-        found = keys.get(shown, reports if shown == "all" else ())
+        found = keys.get(shown, agents if shown == "all" else ())
         unknown = sorted(set(found) - visible)
     following = None
     if page.cursor is not None:
@@ -73,18 +73,18 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         person,
         "agents.html",
         counts=counts,
-        without_agent=len(visible - reports.keys()),
+        without_agent=len(visible - agents.keys()),
         names=SHOWN,
         shown=shown,
         text=text,
         page=page,
         first=first,
-        reports=reports,
+        agents=agents,
         unknown=unknown,
         following=following,
-        versions=_versions(reports),
+        versions=_versions(agents),
         kid=site.kid,
-        has_shared_tokens=not all(is_attested for _, _, is_attested in reports.values()),
+        has_shared_tokens=not all(seen.is_attested for seen in agents.values()),
     )
 
 
@@ -100,7 +100,7 @@ async def bind(site: Site, request: Request, person: Person, _form: Form) -> Res
 
 async def count_agents(site: Site, person: Person) -> dict[str, int]:
     """Return the number of ``disconnected`` and ``refusing`` agents that *person* can see."""
-    keys = _keys(site.connected_agents.reports(), site.kid)
+    keys = _keys(site.connected_agents.all(), site.kid)
     counts = {name: len(keys[name]) for name in ("disconnected", "refusing")}
     for name, number in counts.items():
         if person.scope and number:
@@ -108,19 +108,19 @@ async def count_agents(site: Site, person: Person) -> dict[str, int]:
     return counts
 
 
-def _keys(reports: _Reports, kid: str | None) -> dict[str, list[str]]:
+def _keys(agents: _Agents, kid: str | None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"refusing": [], **{each.value: [] for each in Connection}}
-    for key, (connection, report, _) in reports.items():
-        found[connection.value].append(key)
-        is_refusal = connection is Connection.CONNECTED and kid is not None and report.refusal(kid) is not None
-        if is_refusal or connection is Connection.DISCONNECTED:
+    for key, seen in agents.items():
+        found[seen.connection.value].append(key)
+        why_not = seen.report.refusal(kid) if seen.connection is Connection.CONNECTED and kid is not None else None
+        if why_not is not None or seen.connection is Connection.DISCONNECTED:
             found["refusing"].append(key)
     return found
 
 
-def _versions(reports: _Reports) -> list[tuple[str, int]]:
+def _versions(agents: _Agents) -> list[tuple[str, int]]:
     """Return the number of agents with each version."""
-    counts = Counter(report.version or "unknown" for _, report, _ in reports.values())
+    counts = Counter(seen.report.version or "unknown" for seen in agents.values())
     shown = counts.most_common(_MOST_VERSIONS)
-    others = len(reports) - sum(number for _, number in shown)
+    others = len(agents) - sum(number for _, number in shown)
     return [*shown, ("other versions", others)] if others else shown

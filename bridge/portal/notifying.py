@@ -30,7 +30,7 @@ from bridge.http.failures import root_cause
 from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.connected_agents import ConnectedAgents, Connection
 from bridge.portal.fleet import EventSummary
 from bridge.portal.notify_settings import Kind, NotifySettings
 from bridge.portal.store.database import Store, StoreUnavailable
@@ -138,7 +138,7 @@ class NotificationSender:
             return found
         agents = self._connected_agents.of({each.occurrence for each in found})
         now = self._clock.monotonic()
-        gone = [key for key, seen in agents.items() if not (seen.is_connected or seen.is_reconnecting)]
+        gone = [key for key, seen in agents.items() if seen.connection is Connection.DISCONNECTED]
         self._missing = {key: self._missing.get(key, now) for key in gone}
         # After a restart of the portal, agents need a few seconds to reconnect.
         return [each for each in found if now - self._missing.get(each.occurrence, now) >= _DISCONNECTED_SECONDS]
@@ -147,7 +147,7 @@ class NotificationSender:
         """Send *notification* unless it is obsolete. Return False if the request failed."""
         event, wait_seconds = notification.event, None
         agent = self._connected_agents.of([notification.vm_key]).get(notification.vm_key)
-        if event is not None and (agent is None or not agent.is_connected):
+        if event is not None and (agent is None or agent.connection is not Connection.CONNECTED):
             wait_seconds = self._send(notification, event)
             self._sent.labels(self._settings.name, "sent" if wait_seconds is None else "failed").inc()
         is_done, due_at = wait_seconds is None, self._time(wait_seconds or 0.0)

@@ -126,14 +126,14 @@ event_groups = _table(
     Index(None, "name", "event_key"),
 )
 
-#: The agents of each portal process. A row remains for a day after the agent disconnects. When a process stops, another
-#: process takes over its rows.
+#: The agents and the portal process that each agent polled last. A row remains for a day after the agent disconnects.
+#: When a process stops, another process takes over its rows.
 agents = _table(
     "agents",
-    *_key(Text, "vm_key", "process"),
+    *_key(Text, "vm_key"),
     *_required(BigInteger, "heartbeat", "received_index"),
-    *_required(Boolean, "is_connected"),
-    *_required(Text, "polled_at", "body"),
+    *_required(Boolean, "is_connected", "is_attested"),
+    *_required(Text, "process", "polled_at", "report"),
     Index(None, "process", "heartbeat"),
 )
 

@@ -35,9 +35,9 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
     """Return the VMs that get an approval."""
     able = [vm for vm in event.vms if _why_not(vm, event, agents, kid) is None]
     members = (agents.get(vm.vm_key) for vm in event.vms if vm.is_member)
-    if not any(seen.command for seen in members if seen is not None):
+    if not any(seen.report.command for seen in members if seen is not None):
         return tuple(able)
-    covering = [vm for vm in able if agents[vm.vm_key].command_covers_all]
+    covering = [vm for vm in able if agents[vm.vm_key].report.command_covers_all]
     # An agent with a shared token can invent VMs and commands, so a single VM without attestation might not exist.
     attested = [vm for vm in covering if agents[vm.vm_key].is_attested]
     if covering:

@@ -36,18 +36,16 @@ def poll(agents, *vms, index=0):
 
 
 def disconnected(agents):
-    return [key for key, (connection, _, _) in agents.reports().items() if connection is Connection.DISCONNECTED]
+    return [key for key, seen in agents.all().items() if seen.connection is Connection.DISCONNECTED]
 
 
 def state(agents, vm):
     seen = agents.of([f"vm-{vm}"]).get(f"vm-{vm}")
-    if seen is None:
-        return None
-    return "reconnecting" if seen.is_reconnecting else "connected" if seen.is_connected else "disconnected"
+    return None if seen is None else seen.connection.value
 
 
 def test_agent_disconnects_15_s_after_its_last_poll_and_is_kept_for_a_day(agents, clock):
-    agents.begins("held", "")
+    agents.begins("vm-held", "")
     poll(agents, 1, 2, index=7)
     clock.advance(14)
     agents.sweep()
@@ -57,12 +55,12 @@ def test_agent_disconnects_15_s_after_its_last_poll_and_is_kept_for_a_day(agents
     agents.sweep()
     assert (state(agents, 1), state(agents, 2), disconnected(agents)) == ("disconnected", "connected", ["vm-1"])
     away = agents.of(["vm-1"])["vm-1"]
-    assert (away.version, away.kids, away.received_index) == ("1.2.3", ("portal",), 7)
+    assert (away.report.version, away.report.kids, away.received_index) == ("1.2.3", ("portal",), 7)
     clock.advance(KEPT_SECONDS)
     poll(agents, 2)
     agents.sweep()
-    assert set(agents.all()) == {"held", "vm-2"}
-    assert agents.all()["held"].is_connected
+    assert set(agents.all()) == {"vm-held", "vm-2"}
+    assert state(agents, "held") == "connected"
 
 
 def test_only_changes_are_stored(agents, clock):
@@ -95,6 +93,7 @@ class Process:
     def exchange(self):
         self.agents.sweep()
         asyncio.run(self._exchange.exchange())
+        self.agents.sweep()
 
     def close(self):
         self._threads.close()
@@ -176,6 +175,19 @@ def test_processes_see_the_agents_of_each_other(postgresql_database, clock):
             one.exchange()
             other.exchange()
         assert (state(other.agents, 1), state(other.agents, "held")) == ("disconnected", "connected")
+
+
+def test_agent_with_an_open_poll_stays_connected_after_it_leaves_another_process(postgresql_database, clock):
+    with closing(Process(postgresql_database, clock)) as one, closing(Process(postgresql_database, clock)) as other:
+        one.agents.begins("vm-1", _HEADER)
+        for second in range(20):
+            if second == 2:
+                poll(other.agents, 1)
+            clock.advance(1)
+            other.exchange()
+            one.exchange()
+            assert state(one.agents, 1) == "connected"
+        assert state(other.agents, 1) == "connected"
 
 
 def test_agents_are_stored_after_a_failed_attempt(tmp_path, clock):

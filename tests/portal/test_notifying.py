@@ -172,8 +172,9 @@ def test_agent_that_reconnects_after_a_portal_restart_causes_no_notification(kit
             vm_key=vm_id_of(vm),
             process="stopped",
             is_connected=True,
+            is_attested=False,
             received_index=0,
-            body='{"reported":{}}',
+            report="{}",
             polled_at=at,
         )
         for vm in (0, 1)

@@ -16,7 +16,7 @@ from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import encode
-from bridge.portal.connected_agents import AgentSeen
+from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.signing import addressees, decisions_for
 from bridge.portal.store.audit import entries
@@ -40,7 +40,7 @@ class Office:
         self.public = TrustedKey(kid="portal-1", approver="portal", public_key_file=str(pair.public_key_file))
         self.key = DecisionSigner(pair.private_key_file, kid="portal-1", approver="portal")
         self.store = store
-        self.agents = {vm_id_of(vm): AgentSeen(is_connected=True) for vm in (0, 1, 2)}
+        self.agents = {vm_id_of(vm): AgentSeen(connection=Connection.CONNECTED) for vm in (0, 1, 2)}
         self.tell(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
 
     def tell(self, *records):

@@ -1,18 +1,21 @@
 """Stores the agents that poll each portal process, and their attested documents.
 
 After a restart, the portal uses these tables to find the agents that were connected before. Portal processes also share
-their agents through these tables. Each process increases its heartbeat number whenever it writes. Other processes find
-new rows by comparing the heartbeat numbers instead of times, because clocks can differ.
+their agents through these tables. Each process increases its heartbeat whenever it writes, and stores it in the rows
+that it changes. The heartbeat is a time in milliseconds. Because clocks can differ, other processes only compare the
+heartbeats of one process with each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 from sqlalchemy import Connection, delete, select
 
+from bridge.clock import format_time
 from bridge.portal.schema import agents, processes, properties
 from bridge.portal.store.database import insert, upsert
 
@@ -21,13 +24,14 @@ _LONGEST_NAME = 32
 
 
 class StoredAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that polls one portal process."""
+    """An agent and the portal process that it belongs to."""
 
     vm_key: str
     is_connected: bool
+    is_attested: bool
     received_index: int
-    body: str
-    """The agent's header and whether its credential proves the vmId, as JSON."""
+    report: str
+    """The settings in the agent's header, as JSON."""
     polled_at: str
     """The time of the last poll when the row was stored."""
     process: str = ""
@@ -56,11 +60,15 @@ def changes_of_other_processes(
     return heartbeats, found
 
 
-def delete_agents(connection: Connection, *, stopped: Sequence[str], before: str) -> None:
-    """Delete the *stopped* processes, their agents, and agents that left before *before*."""
-    is_old = agents.c.is_connected.is_(False) & (agents.c.polled_at < before)
-    connection.execute(delete(agents).where(is_old | agents.c.process.in_(stopped)))
-    connection.execute(delete(processes).where(processes.c.process.in_(stopped)))
+def delete_agents(connection: Connection, *, before: datetime) -> None:
+    """Delete agents that disconnected, and processes that stopped, before the time *before*.
+
+    A stopped process remains while it has agents.
+    """
+    is_old = agents.c.is_connected.is_(False) & (agents.c.polled_at < format_time(before))
+    connection.execute(delete(agents).where(is_old))
+    is_stopped = processes.c.heartbeat < 1000 * before.timestamp()
+    connection.execute(delete(processes).where(is_stopped, processes.c.process.not_in(select(agents.c.process))))
 
 
 def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, until: str) -> bool:
