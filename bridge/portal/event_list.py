@@ -102,7 +102,6 @@ def read_list(
         ended = list_events(connection, replace(any_decision, states=OVER), now=at, limit=PAGE).lines
         oldest = format_time(now - _HOUR)
         over = [each for each in ended if each.event.observed_at >= oldest][:_FEW]
-
     return {
         "at": at,
         "page": page,
