@@ -1,4 +1,4 @@
-"""The view of an event for one person: its sentences, its buttons, and its verdicts.
+"""The view of an event for one person: its state, its buttons, and its verdicts.
 
 The sentences never imply that a person can prevent an event, because Azure starts the event at its NotBefore time even
 without an approval. For each event, the page first states what happens if no one acts. Each button describes its effect
@@ -38,7 +38,6 @@ from bridge.portal.verdicts import (
     Ruling,
     Verdict,
     lift,
-    people_of,
     rule,
     too_few,
 )
@@ -105,29 +104,20 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return at if is_waiting and at is not None and at > self.now else None
 
     @property
-    def why_not_yet(self) -> str:
-        """Return the reason why a Scheduled event has not started. Return "" for all other events."""
-        event, ruling = self.event, self.ruling
-        people = people_of(ruling.verdicts)
-        if event.state is not State.SCHEDULED:
-            return ""
-        if self.accepted is not None:
-            return "Azure has not reported the start yet."
-        if ruling.outcome is Outcome.APPROVED:
-            return self._why_approved_is_not_started(people)
-        if ruling.outcome is Outcome.WAITING:
-            return f"Approved by {people}. The event needs {how_many(ruling.needed, 'more approval')}."
-        held = f"Held by {people}. " if ruling.outcome is Outcome.HELD else ""
-        if any(is_accepted(each) for each in self.details.outcomes):
-            return f"{held}An earlier version of the event was approved. Azure can start the event at any moment."
-        return f"{held}Azure starts it {clock_text(event)}." if held else "No one has decided."
+    def is_under_way(self) -> bool:
+        """Return whether an agent might still post an approval to Azure."""
+        approvals = (each for each in self.progress if each.choice is Choice.APPROVE and not each.is_past)
+        return any(each.stage in UNDER_WAY for each in approvals)
 
-    def _why_approved_is_not_started(self, people: str) -> str:
-        if self._is_under_way:
-            return "Approved. An agent has not posted the approval to Azure yet."
-        if any(each.is_stopped for each in self.progress if each.choice is Choice.APPROVE):
-            return f"A later hold stopped the approval by {people}. Approve the event again."
-        return f"No agent acted on the approval by {people}. Approve the event again."
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a later hold stopped an approval."""
+        return any(each.is_stopped for each in self.progress if each.choice is Choice.APPROVE)
+
+    @property
+    def was_accepted(self) -> bool:
+        """Return whether Azure accepted an approval of this or of an earlier version of the event."""
+        return any(map(is_accepted, self.details.outcomes))
 
     @cached_property
     def buttons(self) -> Buttons:
@@ -177,7 +167,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         why_not = self.person.why_not_decide(event)
         if why_not is not None:
             return why_not
-        if ruling.outcome is Outcome.APPROVED and self._is_under_way:
+        if ruling.outcome is Outcome.APPROVED and self.is_under_way:
             return ""
         unreachable = why_unreachable(event, self.agents, self.site.kid or "")
         if unreachable:
@@ -185,12 +175,6 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if ruling.outcome is Outcome.WAITING and self.person.key in {each.person_key for each in ruling.verdicts}:
             return f"You approved the event. Another person must also approve it. {self._too_few}".rstrip()
         return None
-
-    @property
-    def _is_under_way(self) -> bool:
-        """Return whether an agent might still post an approval to Azure."""
-        approvals = (each for each in self.progress if each.choice is Choice.APPROVE and not each.is_past)
-        return any(each.stage in UNDER_WAY for each in approvals)
 
     def withdrawing(self, verdict: Verdict) -> str | None:
         """Return the effect of a withdrawal, or None if this person cannot withdraw *verdict*."""
