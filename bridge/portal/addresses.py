@@ -32,17 +32,8 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def block_of(address: str) -> str:
-    """Return the /24 of an IPv4 address, or the /64 of an IPv6 address."""
-    return _network(address, ipv4_bits=24)
-
-
-def client_of(address: str) -> str:
-    """Return the network that identifies one client: an IPv4 /32 or an IPv6 /64."""
-    return _network(address, ipv4_bits=32)
-
-
-def _network(address: str, *, ipv4_bits: int) -> str:
+def block_of(address: str, *, ipv4_bits: int = 24) -> str:
+    """Return the network of an IPv4 address with *ipv4_bits*, or the /64 of an IPv6 address."""
     found = _parsed(address)
     if found is None:
         return address

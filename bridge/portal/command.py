@@ -88,7 +88,6 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
         user_name=known,
         password_hash=_hash_of(password),
         grants=(Grant(role=Role(role), scope=_scope(scope)),),
-        made_at=format_time(REAL_CLOCK.now()),
     )
     details = {"role": role, "scope": list(user.grants[0].scope)}
     _write(config, "user_added", details, lambda _: user)

@@ -7,10 +7,13 @@ Otherwise, an operator could enable a second account and approve twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
 import msgspec
+
+_GROUP = re.compile(r"(resource_group|labels\.[^:]+):.+", re.DOTALL)
 
 
 class Role(str, Enum):
@@ -54,7 +57,6 @@ def group_names(resource_group: str | None, labels: Mapping[str, object]) -> lis
 
 def scope_group(text: str) -> str:
     """Return a group of a scope in its stored form. Raise ValueError if *text* is not a group."""
-    kind, separator, value = text.partition(":")
-    if not separator or not value or not (kind == "resource_group" or kind.removeprefix("labels.") not in {"", kind}):
+    if not _GROUP.fullmatch(text):
         raise ValueError(f"{text!r} is not a scope. Use resource_group:NAME or labels.NAME:VALUE.")
-    return text.casefold() if kind == "resource_group" else text
+    return text.casefold() if text.startswith("resource_group:") else text

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError
 from bridge.portal.addresses import address_of
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.oidc_sessions import OidcSessions
@@ -86,7 +85,7 @@ class LoginPages:
         try:
             answer = redirect(await self._oidc.authorization_url(secret))
         except LoginRefused as error:
-            return self._oidc_refused(request, error)
+            return self._login_page(request, "/", why=str(error), status=403)
         _set_cookie(answer, f"{secret}.{wanted}", _LOGIN_SECONDS, name=_LOGIN_COOKIE)
         return answer
 
@@ -104,7 +103,7 @@ class LoginPages:
             old = request.cookies.get(COOKIE, "")
             await self._users.begin_session(user, old_session_id=old, session_id=session_id, **columns)
         except (LoginRefused, AccessDenied) as error:
-            return self._oidc_refused(request, error)
+            return self._login_page(request, "/", why=str(error), status=403)
         answer = redirect(own_page(wanted))
         _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
@@ -115,11 +114,6 @@ class LoginPages:
         if self._users.oidc is None:
             raise RequestRefused(404, "OpenID Connect is not configured.")
         return self._users.oidc
-
-    def _oidc_refused(self, request: Request, error: BridgeError) -> Response:
-        answer = self._login_page(request, "/", why=str(error), status=403)
-        _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
-        return answer
 
     async def logout(self, request: Request, person: Person, _form: Form) -> Response:
         """``POST /logout``: end the session and its `/live` streams."""

@@ -44,15 +44,6 @@ class LoginRefused(BridgeError):
     """The provider or the portal refuses the login. The user sees the error message."""
 
 
-class LoginAttempt:
-    """A login attempt. *secret* is stored in a cookie of the browser, and never in a URL."""
-
-    def __init__(self, secret: str) -> None:
-        self.state = _derived(secret, "state")
-        self.nonce = _derived(secret, "nonce")
-        self.verifier = _derived(secret, "verifier")
-
-
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """A user whom the provider authenticated."""
 
@@ -78,17 +69,17 @@ class OidcProvider:
         """Request the provider's metadata and keys. Raise LoginRefused if they cannot be read."""
         self._read_keys(0.0)
 
-    def authorization_url(self, attempt: LoginAttempt) -> str:
-        """Return the URL of the provider's login page."""
+    def authorization_url(self, secret: str) -> str:
+        """Return the URL of the provider's login page, for the login with *secret* (`derived`)."""
         url: str = prepare_grant_uri(
             self._endpoint("authorization_endpoint"),
             client_id=self._settings.client_id,
             response_type="code",
             redirect_uri=self._redirect_uri,
             scope=" ".join(self._settings.scopes),
-            state=attempt.state,
-            nonce=attempt.nonce,
-            code_challenge=create_s256_code_challenge(attempt.verifier),
+            state=derived(secret, "state"),
+            nonce=derived(secret, "nonce"),
+            code_challenge=create_s256_code_challenge(derived(secret, "verifier")),
             code_challenge_method="S256",
         )
         return url
@@ -98,15 +89,15 @@ class OidcProvider:
         url = self._read_metadata().get("end_session_endpoint")
         return f"{url}?client_id={quote(self._settings.client_id, safe='')}" if isinstance(url, str) else None
 
-    def exchanged(self, attempt: LoginAttempt, code: str) -> Identity:
+    def exchanged(self, secret: str, code: str) -> Identity:
         """Return the user for an authorization code. Raise LoginRefused."""
         form = {
             "grant_type": "authorization_code",
             "code": code,
             "redirect_uri": self._redirect_uri,
-            "code_verifier": attempt.verifier,
+            "code_verifier": derived(secret, "verifier"),
         }
-        return self._identity(self._tokens(form), {"nonce": attempt.nonce})
+        return self._identity(self._tokens(form), {"nonce": derived(secret, "nonce")})
 
     def refreshed(self, refresh_token: str, subject: str) -> Identity:
         """Return the user with the current groups. Raise LoginRefused."""
@@ -221,6 +212,7 @@ class OidcProvider:
         return found
 
 
-def _derived(secret: str, purpose: str) -> str:
+def derived(secret: str, purpose: str) -> str:
+    """Return the state, the nonce, or the verifier of the login with *secret*."""
     found = hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(found).rstrip(b"=").decode()

@@ -20,7 +20,7 @@ from cryptography.fernet import Fernet, InvalidToken
 from sqlalchemy import Connection
 
 from bridge.clock import Clock, format_time
-from bridge.portal.oidc import Identity, LoginAttempt, LoginRefused, OidcProvider
+from bridge.portal.oidc import Identity, LoginRefused, OidcProvider, derived
 from bridge.portal.settings import OidcSettings
 from bridge.portal.store import users as store_users
 from bridge.portal.store.database import StoreThreads
@@ -44,7 +44,7 @@ class OidcSessions:
 
     async def authorization_url(self, secret: str) -> str:
         """Return the URL of the provider's login page."""
-        return await self._run(self._provider.authorization_url, LoginAttempt(secret))
+        return await self._run(self._provider.authorization_url, secret)
 
     async def logout_url(self) -> str | None:
         """Return the URL of the provider's logout page, or None."""
@@ -54,10 +54,9 @@ class OidcSessions:
         self, secret: str, *, state: str, code: str, session_id: str
     ) -> tuple[store_users.User, dict[str, Any]]:
         """Return the user of a login, and the columns of the new session. Raise LoginRefused."""
-        attempt = LoginAttempt(secret)
-        if not secret or not code or not hmac.compare_digest(state.encode(), attempt.state.encode()):
+        if not secret or not code or not hmac.compare_digest(state.encode(), derived(secret, "state").encode()):
             raise LoginRefused("This login was started in another browser, or has expired. Start the login again.")
-        identity = await self._run(self._provider.exchanged, attempt, code)
+        identity = await self._run(self._provider.exchanged, secret, code)
         user = await self._store.write(_put_identity, self._user(identity))
         if user.disabled_at is not None:
             raise LoginRefused("An operator has disabled your access.")
@@ -94,7 +93,6 @@ class OidcSessions:
             person_key=person_key(self._settings.issuer, identity.subject),
             user_name=user_name_in(identity.name) or identity.subject,
             grants=grants,
-            made_at=format_time(self._clock.now()),
         )
 
     def _columns(self, identity: Identity, session_id: str) -> dict[str, Any]:
@@ -119,7 +117,7 @@ def _put_identity(connection: Connection, user: store_users.User) -> store_users
     """
     known = store_users.user_of(connection, user.person_key)
     if known is not None:
-        user = msgspec.structs.replace(user, made_at=known.made_at, disabled_at=known.disabled_at)
+        user = msgspec.structs.replace(user, disabled_at=known.disabled_at)
     store_users.keep_user(connection, user)
     return user
 

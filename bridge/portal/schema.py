@@ -182,7 +182,7 @@ notifications = _table(
 users = _table(
     "users",
     *_key(Text, "person_key"),
-    *_required(Text, "user_name", "grants", "made_at"),
+    *_required(Text, "user_name", "grants"),
     *_optional(Text, "password_hash", "disabled_at"),
 )
 
@@ -190,7 +190,7 @@ users = _table(
 sessions = _table(
     "sessions",
     *_key(Text, "session_sha256"),
-    *_required(Text, "made_at", "expires_at", "idle_expires_at"),
+    *_required(Text, "expires_at", "idle_expires_at"),
     *_required(Boolean, "is_reduced"),
     *_optional(Text, "refresh_token", "refresh_at"),
     Column("person_key", Text, ForeignKey("users.person_key"), nullable=False),

@@ -307,26 +307,17 @@ class InventorySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration file."""
+    """The configuration file. The class of each table describes the table."""
 
     server: ServerSettings = ServerSettings()
-    """The public listener."""
     operator: OperatorSettings = OperatorSettings()
-    """Health and metrics."""
     database: DatabaseSettings = DatabaseSettings()
-    """The database."""
     agents: AgentsSettings
-    """The credentials of agents."""
     readers: ReadersSettings = ReadersSettings()
-    """The credentials of programs."""
     people: PeopleSettings = PeopleSettings()
-    """The users of the pages."""
     signing: SigningSettings | None = None
-    """The portal's key."""
     limits: LimitSettings = LimitSettings()
-    """The limits of one VM."""
     inventory: InventorySettings = InventorySettings()
-    """The list of VMs."""
     keys: tuple[KeySettings, ...] = ()
     """The public keys for decisions that are signed outside the portal. The VMs must also trust these keys."""
     notify: Annotated[tuple[NotifySettings, ...], Meta(max_length=16)] = ()

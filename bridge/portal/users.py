@@ -16,7 +16,6 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 from argon2 import PasswordHasher
@@ -26,7 +25,7 @@ from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.addresses import AddressQueue, Networks, QueueFull, client_of
+from bridge.portal.addresses import AddressQueue, Networks, QueueFull, block_of
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
@@ -212,10 +211,11 @@ class Users:
         """Start a session and return its ID, or raise AccessDenied."""
         if not self.allows_passwords(address):
             raise AccessDenied(403, "Local users cannot log in from this address.")
-        self._check_attempts(client_of(address))
+        client = block_of(address, ipv4_bits=32)
+        self._check_attempts(client)
         try:
             async with self._hashing.turn(address):
-                user = await self._known(user_name_in(name), password, client_of(address))
+                user = await self._known(user_name_in(name), password, client)
         except QueueFull:
             raise AccessDenied(429, "Too many people are signing in. Try again in a minute.") from None
         return await self.begin_session(user, old_session_id=old_session_id)
@@ -235,7 +235,7 @@ class Users:
             user=user,
             session_sha256=_sha256(session_id),
             old_sha256=_sha256(old_session_id),
-            made_at=format_time(now),
+            at=format_time(now),
             expires_at=format_time(now + self.session),
             idle_expires_at=format_time(now + self._idle),
             **refresh,
@@ -317,13 +317,15 @@ class _Wrong:
             self._times.popitem(last=False)
 
 
-def _begin_session(connection: Connection, /, *, user: store_users.User, old_sha256: str, **session: Any) -> None:
+def _begin_session(
+    connection: Connection, /, *, user: store_users.User, old_sha256: str, at: str, **session: str | None
+) -> None:
     if store_users.user_of(connection, user.person_key) != user:
         raise AccessDenied(401, "The name or the password is wrong.")
     store_users.end_session(connection, old_sha256)
-    store_users.add_session(connection, person_key=user.person_key, **session)
+    store_users.add_session(connection, at=at, person_key=user.person_key, **session)
     entry = Entry(actor=user.user_name, action="signed_in", subject="", details={"person": user.person_key})
-    add_entries(connection, [entry], at=session["made_at"])
+    add_entries(connection, [entry], at=at)
 
 
 def _end_session(connection: Connection, person: Person, *, at: str) -> None:

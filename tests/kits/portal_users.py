@@ -28,9 +28,7 @@ def grant(role: str = "approver", *scope: str) -> tuple[Grant, ...]:
 
 def local_user(name: str, role: str = "approver", *scope: str, **values: Any) -> User:
     """Return a local user with one grant."""
-    return User(
-        **{"person_key": local_key(name), "user_name": name, "grants": grant(role, *scope), "made_at": "2026"} | values
-    )
+    return User(**{"person_key": local_key(name), "user_name": name, "grants": grant(role, *scope)} | values)
 
 
 async def person_of(
@@ -55,7 +53,7 @@ def start_session(store: Store, name: str) -> None:
     store.write(upsert, properties, [{"name": "csrf_key", "value": _CSRF_KEY.hex()}])
     until = "9999-01-01T00:00:00.000Z"
     session = {"person_key": local_key(name), "session_sha256": _session_sha256(name)}
-    store.write(add_session, made_at="2026", expires_at=until, **session)
+    store.write(add_session, at="2026", expires_at=until, idle_expires_at=until, **session)
 
 
 def session_headers(name: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bridge.portal.addresses import AddressQueue, QueueFull, block_of, client_of
+from bridge.portal.addresses import AddressQueue, QueueFull, block_of
 
 
 def test_blocks_and_clients_of_addresses():
@@ -16,7 +16,7 @@ def test_blocks_and_clients_of_addresses():
         "2001:db8::/64",
         "odd",
     ]
-    assert client_of("10.1.2.3") == "10.1.2.3/32"
+    assert block_of("10.1.2.3", ipv4_bits=32) == "10.1.2.3/32"
 
 
 class Work:

@@ -46,7 +46,7 @@ class Office:
         self.store.write(put_user, self.user)
         until = format_time(self.clock.clock.now() + timedelta(hours=1))
         session = {"person_key": "local pam", "session_sha256": "5" * 64}
-        self.store.write(add_session, made_at=AT, expires_at=until, **session)
+        self.store.write(add_session, at=AT, expires_at=until, idle_expires_at=until, **session)
         self.pam = Person(key="local pam", name="Pam", grants=self.user.grants, session_sha256="5" * 64)
         self.tell(fleet_record(0), fleet_record(1))
 

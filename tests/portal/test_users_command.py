@@ -61,13 +61,13 @@ def session(run, tmp_path):
     run("users", "add", "Ann", "--role", "approver", "--scope", "labels.team:a", typed=f"{PASSWORD}\n")
     store = Store.of_file(tmp_path / "state" / "portal.db")
     at, until = "2030-01-01T00:00:00.000Z", "2030-01-02T00:00:00.000Z"
-    began = {"person_key": "local ann", "session_sha256": "s", "made_at": at, "expires_at": until}
+    began = {"person_key": "local ann", "session_sha256": "s", "expires_at": until, "idle_expires_at": until}
 
     def goes_on():
         found = store.read(session_of, "s", at=at)
         return found if found is None else found.user
 
-    store.write(add_session, **began)
+    store.write(add_session, at=at, **began)
     assert goes_on().user_name == "Ann"
     yield goes_on
     store.close()

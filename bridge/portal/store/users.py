@@ -25,7 +25,6 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     password_hash: str | None = None
     """If the value is None, only a proxy or the OpenID Connect provider can authenticate this user."""
     grants: tuple[Grant, ...]
-    made_at: str
     disabled_at: str | None = None
 
     @property
@@ -105,12 +104,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(Grant(role=Role.VIEWER, scope=grant.scope) for grant in self.user.grants)
 
 
-def add_session(connection: Connection, /, *, made_at: str, expires_at: str, **columns: str | None) -> None:
-    """Store a session with the other *columns* of its row, and delete the expired ones."""
-    is_over = (sessions.c.expires_at <= made_at) | (sessions.c.idle_expires_at <= made_at)
+def add_session(connection: Connection, /, *, at: str, **columns: str | None) -> None:
+    """Store a session with these *columns*, and delete the sessions that expired before *at*."""
+    is_over = (sessions.c.expires_at <= at) | (sessions.c.idle_expires_at <= at)
     connection.execute(delete(sessions).where(is_over))
-    times = {"made_at": made_at, "expires_at": expires_at, "idle_expires_at": expires_at}
-    connection.execute(sessions.insert(), {**times, "is_reduced": False, **columns})
+    connection.execute(sessions.insert(), {"is_reduced": False, **columns})
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
