@@ -13,10 +13,9 @@ Documents that Azure signed in 2022 and 2023 have neither signed attributes nor 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple, cast
@@ -115,16 +114,13 @@ class DocumentVerifier:
 
     def vm_of(self, document: str) -> AttestedVm:
         """Return the VM of *document*, which is Base64. Raise DocumentRefused if a check fails."""
-        with _malformed("document"):
-            data = _signed_data(document)
-            certificates = _certificates(data)
-            signer = _signer(data)
-            _check_signature(data, signer)
-        self._check_chain(signer, _name_of(signer), certificates)
-        with _malformed("content"):
-            text = _content_of(data).decode("utf-8")
-            content = msgspec.convert(strict_json.loads(text), _Content)
+        try:
+            content = self._verified(document)
             created_at, expires_at = _moment(content.time_stamp.created_on), _moment(content.time_stamp.expires_on)
+        except DocumentRefused:
+            raise
+        except Exception as error:  # malicious input can cause any exception
+            raise DocumentRefused(DocumentRefusal.MALFORMED, "The document is malformed.") from error
         is_required = self.nonce == "required"
         if is_required and not self.challenges.is_fresh(content.nonce):
             raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
@@ -138,6 +134,15 @@ class DocumentVerifier:
         if is_required and not self.take_document(vm.vm_id, content.nonce):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
         return vm
+
+    def _verified(self, document: str) -> _Content:
+        """Return the content of *document* after the checks of its signature and its certificates."""
+        data = _signed_data(document)
+        certificates = _certificates(data)
+        signer = _signer(data)
+        _check_signature(data, signer)
+        self._check_chain(signer, _name_of(signer), certificates)
+        return msgspec.convert(strict_json.loads(_content_of(data).decode("utf-8")), _Content)
 
     def _check_chain(self, signer: x509.Certificate, name: str, others: Sequence[x509.Certificate]) -> None:
         policy = verification.PolicyBuilder().store(self._store).time(self.clock.now())
@@ -162,20 +167,6 @@ class DocumentVerifier:
         if now - created_at > timedelta(seconds=MAX_AGE_SECONDS) or now >= expires_at:
             message = f"The document is more than {MAX_AGE_SECONDS} s old, or has expired."
             raise DocumentRefused(DocumentRefusal.TOO_OLD, message)
-
-
-@contextlib.contextmanager
-def _malformed(what: str) -> Iterator[None]:
-    """Convert every exception to DocumentRefused.
-
-    Malicious input can cause any exception.
-    """
-    try:
-        yield
-    except DocumentRefused:
-        raise
-    except Exception as error:
-        raise DocumentRefused(DocumentRefusal.MALFORMED, f"The {what} is malformed.") from error
 
 
 def _signed_data(document: str) -> Any:

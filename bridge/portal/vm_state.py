@@ -5,6 +5,7 @@ Records are sorted by `stream_id`, which begins with its creation time, and then
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -90,8 +91,7 @@ class VmState(msgspec.Struct, kw_only=True):
         if record.stream_id not in self.streams:
             streams = [*self.streams.items(), (record.stream_id, received_at)]
             self.streams = dict(streams[-_MOST_STREAMS:])
-        position = position_of(record, self.streams[record.stream_id])
-        observed_at = reported_at(record, received_at)
+        position, observed_at = self.position_of(record), self.reported_at(record)
         self.name = self.name or record.vm.name or None
         if position > self.position:
             self.position, self.observed_at, self.vm, self.labels = position, observed_at, record.vm, record.labels
@@ -103,6 +103,24 @@ class VmState(msgspec.Struct, kw_only=True):
                 gap = (parse_time(observed_at) - parse_time(self.heartbeat_at)).total_seconds()
                 self.heartbeat_seconds = min(max(gap, _SHORTEST_HEARTBEAT_SECONDS), _LONGEST_HEARTBEAT_SECONDS)
             self.heartbeat_at = max(self.heartbeat_at, observed_at)
+
+    def position_of(self, record: TransitionRecord) -> Position:
+        """Return the position of *record* among the records of this VM.
+
+        If the VM's clock was ahead, the UUIDv7 of a stream contains a time in the future. To prevent the old stream
+        from taking precedence over newer streams, the first arrival of the stream is the upper limit of this time.
+        """
+        arrival = self.streams.get(record.stream_id, self.heard_at)
+        milliseconds = int(parse_time(arrival).timestamp() * 1000)
+        with contextlib.suppress(ValueError):
+            stream = uuid.UUID(record.stream_id)
+            if stream.version == _VERSION_7:
+                milliseconds = min(milliseconds, stream.int >> _TIME_SHIFT)
+        return milliseconds, record.stream_id.lower(), record.sequence, record.id
+
+    def reported_at(self, record: TransitionRecord) -> str:
+        """Return `observed_at` of the new *record*, but at most its time of arrival."""
+        return min(format_time(parse_time(record.observed_at)), self.heard_at)
 
     def claim_name(self) -> bool:
         """Compute the key of the name. Return False if the VM has none or has claimed one."""
@@ -126,17 +144,6 @@ def vm_key(record: TransitionRecord) -> str:
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
 
 
-def position_of(record: TransitionRecord, first_received_at: str) -> Position:
-    """Return the position of *record*, whose stream first arrived at *first_received_at*."""
-    milliseconds = _stream_milliseconds(record.stream_id, first_received_at)
-    return milliseconds, record.stream_id.lower(), record.sequence, record.id
-
-
-def reported_at(record: TransitionRecord, received_at: str) -> str:
-    """Return `observed_at`, or the time of arrival if `observed_at` is in the future."""
-    return min(format_time(parse_time(record.observed_at)), received_at)
-
-
 def groups_of(vm: VmState) -> tuple[str, ...]:
     """Return the groups that *vm* reports."""
     found = group_names(vm.vm.resource_group, vm.labels)
@@ -147,17 +154,3 @@ def places_of(vm: VmState) -> tuple[str, ...]:
     """Return the region and the subscription that *vm* reports. A scope cannot contain them."""
     places: Mapping[str, str | None] = {"region": vm.vm.location, "subscription": vm.vm.subscription_id}
     return tuple(f"{name}:{value.casefold()}" for name, value in places.items() if value and "\n" not in value)
-
-
-def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
-    """Return the time in the UUIDv7 of a stream, or the stream's first arrival if earlier.
-
-    If the VM's clock was ahead, the UUIDv7 contains a time in the future. Without the arrival time as an upper limit,
-    the old stream could then take precedence over newer streams.
-    """
-    received = int(parse_time(first_received_at).timestamp() * 1000)
-    try:
-        stream = uuid.UUID(stream_id)
-    except ValueError:
-        return received
-    return min(stream.int >> _TIME_SHIFT, received) if stream.version == _VERSION_7 else received

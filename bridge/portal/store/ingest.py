@@ -31,7 +31,7 @@ from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import insert_missing, rows_in, upsert
 from bridge.portal.store.fold import Change, apply_changes, event_of_variant, views_of_vms
-from bridge.portal.vm_state import VmState, groups_of, places_of, position_of, reported_at, vm_key, vm_of
+from bridge.portal.vm_state import VmState, groups_of, places_of, vm_key, vm_of
 from bridge.text import one_line, without_nul
 
 INVENTORY = "inventory"
@@ -75,8 +75,7 @@ def add_records(
     new = _stored(connection, received, received_at, known, limits)
     outcomes = [record for record in new if record.transition in _OUTCOMES]
     of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
-    reported = [each.record for each in received]
-    _update(connection, known, reported, at=received_at, limits=limits, also_locked=of_outcomes)
+    _update(connection, known, [each.record for each in received], limits=limits, also_locked=of_outcomes)
     for record in outcomes:
         _mark_refusal(connection, record)
     add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
@@ -84,7 +83,7 @@ def add_records(
 
 def settle_again(connection: Connection, keys: Sequence[str]) -> None:
     """Update the names and groups of the VMs with the sorted *keys*, and their open events."""
-    _update(connection, lock_vms(connection, keys), (), at="", limits=LimitSettings())
+    _update(connection, lock_vms(connection, keys), (), limits=LimitSettings())
 
 
 def _update(
@@ -92,7 +91,6 @@ def _update(
     known: Mapping[str, VmState],
     reported: Iterable[TransitionRecord],
     *,
-    at: str,
     limits: LimitSettings,
     also_locked: Collection[str] = (),
 ) -> None:
@@ -103,7 +101,7 @@ def _update(
         if each.event is not None and each.transition.is_by_azure
     ]
     views = _views(connection, reports, known)
-    changes = _changes(connection, reports, known, views, at, limits)
+    changes = _changes(connection, reports, known, views, limits)
     upsert(connection, vms, [_vm_row(vm) for vm in known.values()])
     again = {view.event_key for view in views.values() if view.current.is_open and view.vm_key in settled}
     apply_changes(connection, changes, recount=again, also_locked=also_locked)
@@ -198,19 +196,18 @@ def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[st
     return {(view.event_key, view.vm_key): view for view in found}
 
 
-def _changes(  # noqa: PLR0917  # one call
+def _changes(
     connection: Connection,
     reports: Sequence[_Report],
     known: Mapping[str, VmState],
     before: Mapping[_ViewKey, View],
-    received_at: str,
     limits: LimitSettings,
 ) -> list[Change]:
     after = dict(before)
     contents: dict[_ViewKey, ScheduledEvent] = {}
     for key, record, event in reports:
-        position = position_of(record, known[key[1]].streams.get(record.stream_id, received_at))
-        after[key] = view_after(after.get(key), record, event, position, reported_at(record, received_at))
+        vm = known[key[1]]
+        after[key] = view_after(after.get(key), record, event, vm.position_of(record), vm.reported_at(record))
         # The view can have another content: of a newer record, or of an earlier record with the same ID.
         if after[key].variant == version_of(event).variant:
             contents[key] = event
