@@ -37,7 +37,7 @@ from bridge.portal.agent_tokens import (
 )
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
-from bridge.portal.requests import body_of, error_answer, json_answer
+from bridge.portal.requests import error_answer, json_answer, json_of
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.agents import take_document
 from bridge.portal.store.database import Store
@@ -123,8 +123,8 @@ class AgentRoutes:
     async def token(self, request: Request) -> Response:
         """Return a token for the VM of the document in *request*, or the refusal reason."""
         try:
-            body = await body_of(request, most_bytes=MAX_BODY_BYTES)
-            token = await self._token_for(_document_in(body), address_of(request))
+            wanted = await json_of(request, _TokenRequest, most_bytes=MAX_BODY_BYTES)
+            token = await self._token_for(wanted.document, address_of(request))
         except DocumentRefused as refused:
             return self._refused(refused)
         except SecretUnavailable as error:
@@ -169,10 +169,3 @@ class AgentRoutes:
                 "with: head -c 32 /dev/urandom | base64"
             )
         return found
-
-
-def _document_in(body: bytes) -> str:
-    try:
-        return msgspec.json.decode(body, type=_TokenRequest).document
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DocumentRefused(DocumentRefusal.MALFORMED, 'The body must be {"document": "..."}.') from error

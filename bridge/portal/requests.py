@@ -72,9 +72,9 @@ async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> byte
     return bytes(parts)
 
 
-async def json_of(request: Request, kind: type[_Body]) -> _Body:
+async def json_of(request: Request, kind: type[_Body], *, most_bytes: int = MAX_BODY_BYTES) -> _Body:
     """Return the JSON body as a *kind*. Raise RequestRefused (400) if it is invalid."""
-    body = await body_of(request)
+    body = await body_of(request, most_bytes=most_bytes)
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
