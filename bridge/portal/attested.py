@@ -192,8 +192,7 @@ def _content_of(data: Any) -> bytes:
 def _certificates(data: Any) -> list[x509.Certificate]:
     if len(data["certificates"]) > _MOST_CERTIFICATES:
         raise ValueError
-    ders = [each.chosen.dump() for each in data["certificates"] if each.name == "certificate"]
-    certificates = [x509.load_der_x509_certificate(der) for der in ders]
+    certificates = [x509.load_der_x509_certificate(each.chosen.dump()) for each in data["certificates"]]
     for each in certificates:
         _check_cost(each.public_key())
     return certificates
@@ -202,8 +201,8 @@ def _certificates(data: Any) -> list[x509.Certificate]:
 def _signer(data: Any) -> x509.Certificate:
     named = data["signer_infos"][0]["sid"].chosen
     name = named["issuer"].dump(), named["serial_number"].native
-    found = [each.chosen for each in data["certificates"] if each.name == "certificate"]
-    found = [each for each in found if (each.issuer.dump(), each.serial_number) == name]
+    bag = [each.chosen for each in data["certificates"]]
+    found = [each for each in bag if (each.issuer.dump(), each.serial_number) == name]
     if len(found) != 1:
         raise DocumentRefused(DocumentRefusal.UNKNOWN_SIGNER, "The document must contain its signer exactly once.")
     return x509.load_der_x509_certificate(found[0].dump())

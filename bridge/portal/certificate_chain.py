@@ -41,8 +41,6 @@ _MOST_KEPT = 64
 _MOST_FETCHES, _FETCHES_SECONDS = 10, 60.0
 #: Some intermediate certificates need the certificate of a Microsoft root that another root has signed.
 _MOST_STEPS = 3
-_MOST_ADDRESSES = 2
-_OK = 200
 #: A path without dot segments, so that it cannot leave the path of the base URL.
 _PATH = r"(?:/(?:\w|%20)(?:[\w.()-]|%20)*)+"
 
@@ -152,15 +150,11 @@ def _fetch(url: str) -> x509.Certificate:
     except (requests.RequestException, BridgeError, OSError) as error:
         reason = str(error) if isinstance(error, BridgeError) else type(root_cause(error)).__name__
         raise BridgeError(f"The intermediate certificate at {where} cannot be downloaded: {reason}") from error
-    if response.status_code != _OK:
-        raise BridgeError(
-            f"The intermediate certificate at {where} cannot be downloaded: status {response.status_code}."
-        )
     try:
         is_pem = response.content.lstrip().startswith(b"-----BEGIN")
         return (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(response.content)
     except ValueError as error:
-        raise BridgeError(f"The response from {where} is not a certificate.") from error
+        raise BridgeError(f"The response from {where} is not a certificate (status {response.status_code}).") from error
 
 
 def _issuer_addresses(certificate: x509.Certificate) -> list[str]:
@@ -173,7 +167,7 @@ def _issuer_addresses(certificate: x509.Certificate) -> list[str]:
         for each in access
         if each.access_method == AuthorityInformationAccessOID.CA_ISSUERS
         and isinstance(each.access_location, x509.UniformResourceIdentifier)
-    ][:_MOST_ADDRESSES]
+    ]
 
 
 def _below(base: str, address: str) -> str | None:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
+from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tuple_
 
 from bridge.portal.audit import Entry
 from bridge.portal.inventory import InventoryEntry
@@ -55,8 +55,7 @@ def list_vms(
     where = _conditions(wanted)
     total = count_vms(connection, wanted)
     if cursor is not None:
-        name, key = cursor
-        where.append(or_(vms.c.name > name, (vms.c.name == name) & (vms.c.vm_key > key)))
+        where.append(tuple_(vms.c.name, vms.c.vm_key) > tuple_(*cursor))
     query = select(vms).where(*where).order_by(vms.c.name, vms.c.vm_key).limit(limit + 1)
     rows = list(connection.execute(query))
     last = rows[limit - 1] if len(rows) > limit else None
@@ -83,11 +82,10 @@ def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
 
 def vms_of_groups(connection: Connection, places: Iterable[tuple[str, str]]) -> list[str]:
     """Return the VMs of *places*, which are pairs of a subscription and a resource group."""
-    found: list[str] = []
-    for subscription, group in sorted(set(places)):
-        is_there = (vms.c.subscription == subscription.casefold()) & (vms.c.resource_group == group.casefold())
-        found += connection.execute(select(vms.c.vm_key).where(is_there).order_by(vms.c.vm_key)).scalars()
-    return found
+    pairs = [(subscription.casefold(), group.casefold()) for subscription, group in places]
+    place = tuple_(vms.c.subscription, vms.c.resource_group)
+    query = select(vms.c.vm_key).order_by(vms.c.vm_key)
+    return [row.vm_key for row in rows_in(connection, query, place, pairs)]
 
 
 def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
@@ -139,8 +137,7 @@ def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
     if wanted.is_conflict is not None:
         found.append(vms.c.is_conflict.is_(wanted.is_conflict))
     if wanted.vm_keys is not None:
-        parts = in_parts(list(wanted.vm_keys)) or [[]]
-        found.append(or_(*(vms.c.vm_key.in_(part) for part in parts)))
+        found.append(vms.c.vm_key.in_(wanted.vm_keys))
     return found
 
 
