@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _ROOT = "/api/v1"
 _NOTHING_HERE = "This address does not exist."
-#: The portal might not have read the bodies of the requests that it refuses with one of these statuses.
-_CLOSING = frozenset({401, 403, 413, 429})
 
 
 class Application:
@@ -161,7 +159,7 @@ class Application:
             return self.site.login.refused(request, error)
         if isinstance(error, VerdictRefused):
             return json_answer({"error": str(error), "event": error.event}, status=error.status)
-        return error_answer(error.status, str(error), ends=error.status in _CLOSING)
+        return error_answer(error.status, str(error))
 
     async def _unavailable(self, request: Request, error: Exception) -> Response:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")

@@ -25,13 +25,7 @@ from bridge.portal.store.database import Store
 
 def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
     """Yield a message for each problem that would prevent a start or block decisions."""
-    checks: list[tuple[str, Callable[[], object]]] = [("", partial(check_secrets, settings)), *_file_checks(settings)]
-    if connect:
-        checks.append(("database: ", partial(_read_database, settings)))
-        if settings.people.oidc is not None:
-            provider = OidcProvider(settings.people.oidc, redirect_uri="", clock=REAL_CLOCK)
-            checks.append(("people.oidc: ", provider.check))
-    for where, check in checks:
+    for where, check in _checks(settings, connect=connect):
         try:
             check()
         except ConfigurationError as error:
@@ -41,7 +35,8 @@ def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
     yield from unusable_keys([key.trusted() for key in settings.keys])
 
 
-def _file_checks(settings: PortalSettings) -> Iterator[tuple[str, Callable[[], object]]]:
+def _checks(settings: PortalSettings, *, connect: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "", partial(check_secrets, settings)
     signing, attested = settings.signing, settings.agents.attested
     if signing is not None:
         load = partial(DecisionSigner, kid=signing.kid, approver=signing.approver)
@@ -54,6 +49,10 @@ def _file_checks(settings: PortalSettings) -> Iterator[tuple[str, Callable[[], o
         yield "", partial(load_certificate, settings.server)
     if settings.inventory.file is not None:
         yield "inventory.file: ", partial(read_inventory, Path(settings.inventory.file))
+    if connect:
+        yield "database: ", partial(_read_database, settings)
+    if connect and settings.people.oidc is not None:
+        yield "people.oidc: ", OidcProvider(settings.people.oidc, redirect_uri="", clock=REAL_CLOCK).check
 
 
 def load_certificate(server: ServerSettings) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,7 +22,7 @@ from prometheus_client import (
 from bridge.metrics.metrics import own_version
 from bridge.portal.store.events import DECISIONS
 
-PREFIX = "scheduled_events_portal"
+_NAMESPACE = "scheduled_events_portal"
 _DECISION_SECONDS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -33,44 +34,38 @@ class PortalMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        labels = ("version", "python")
-        info = Gauge(f"{PREFIX}_build_info", "1, with the versions as labels.", labels, registry=self.registry)
+        counter = partial(Counter, namespace=_NAMESPACE, registry=self.registry)
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=self.registry)
+        histogram = partial(Histogram, namespace=_NAMESPACE, registry=self.registry)
+        info = gauge("build_info", "1, with the versions as labels.", ["version", "python"])
         info.labels(own_version(), platform.python_version()).set(1)
-        self._requests = self._counter("requests", "Responses by route and status.", "route", "status")
+        self._requests = counter("requests", "Responses by route and status.", ["route", "status"])
         self._answers: dict[tuple[str, int], Counter] = {}
-        self.callers_refused = self._counter("callers_refused", "Unauthenticated requests by reason.", "reason")
-        self.connections_cut = self._counter(
+        self.callers_refused = counter("callers_refused", "Unauthenticated requests by reason.", ["reason"])
+        self.connections_cut = counter(
             "connections_cut", "Connections that were aborted because a request exceeded a limit."
         )
-        self.documents = self._counter("attested_documents", "Attested documents of agents by result.", "result")
-        self.records = self._counter("records", "Received records, including duplicates.")
-        self.records_refused = self._counter("records_refused", "Refused records by reason.", "reason")
-        self.decisions_refused = self._counter(
-            "decisions_refused", "Refused decisions that were signed elsewhere, by reason.", "reason"
+        self.documents = counter("attested_documents", "Attested documents of agents by result.", ["result"])
+        self.records = counter("records", "Received records, including duplicates.")
+        self.records_refused = counter("records_refused", "Refused records by reason.", ["reason"])
+        self.decisions_refused = counter(
+            "decisions_refused", "Refused decisions that were signed elsewhere, by reason.", ["reason"]
         )
-        self.notifications = self._counter(
-            "notifications", "Sent notifications by target and result.", "target", "result"
+        self.notifications = counter("notifications", "Sent notifications by target and result.", ["target", "result"])
+        self.ingest_seconds = histogram(
+            "ingest_seconds", "Seconds to store the records of one request.", buckets=_SECONDS
         )
-        self.ingest_seconds = Histogram(
-            f"{PREFIX}_ingest_seconds",
-            "Seconds to store the records of one request.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.open_polls = gauge("held_polls", "Open polls of agents.")
+        self._vms = gauge("vms", "VMs that have ever sent a record.")
+        self._open_events = gauge("open_events", "Open events.")
+        self._decided = gauge("events", "Open events by decision.", ["decision"])
+        self._undecided_soon = gauge(
+            "undecided_soon_events", "Undecided events whose NotBefore is less than 10 minutes away."
         )
-        self.open_polls = Gauge(f"{PREFIX}_held_polls", "Open polls of agents.", registry=self.registry)
-        self._vms = Gauge(f"{PREFIX}_vms", "VMs that have ever sent a record.", registry=self.registry)
-        self._open_events = Gauge(f"{PREFIX}_open_events", "Open events.", registry=self.registry)
-        self._decided = Gauge(f"{PREFIX}_events", "Open events by decision.", ["decision"], registry=self.registry)
-        self._undecided_soon = Gauge(
-            f"{PREFIX}_undecided_soon_events",
-            "Undecided events whose NotBefore is less than 10 minutes away.",
-            registry=self.registry,
-        )
-        self.decision_seconds = Histogram(
-            f"{PREFIX}_decision_seconds",
+        self.decision_seconds = histogram(
+            "decision_seconds",
             "Seconds from the announcement of an event to the verdict of a person.",
             buckets=_DECISION_SECONDS,
-            registry=self.registry,
         )
 
     def answered(self, route: str, status: int) -> None:
@@ -91,6 +86,3 @@ class PortalMetrics:
     def page(self) -> bytes:
         """Return the page for Prometheus."""
         return generate_latest(self.registry)
-
-    def _counter(self, name: str, description: str, *labels: str) -> Counter:
-        return Counter(f"{PREFIX}_{name}", description, labels, registry=self.registry)

@@ -22,6 +22,8 @@ from bridge.text import without_nul
 
 MAX_BODY_BYTES = 1024 * 1024
 RETRY_AFTER_SECONDS = 2
+#: The portal might not have read the bodies of the requests that it refuses with one of these statuses.
+_CLOSING = frozenset({401, 403, 413, 429})
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
@@ -57,15 +59,11 @@ def headers_of(request: Request) -> dict[str, str]:
 
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body. Raise RequestRefused if the body has more than *most_bytes*."""
-    too_large = RequestRefused(413, f"The body is larger than {most_bytes} bytes.")
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdecimal() and (len(length) > len(str(most_bytes)) or int(length) > most_bytes):
-        raise too_large
     parts = bytearray()
     try:
         async for part in request.stream():
             if len(parts) + len(part) > most_bytes:
-                raise too_large
+                raise RequestRefused(413, f"The body is larger than {most_bytes} bytes.")
             parts.extend(part)
     except ClientDisconnect:
         raise RequestRefused(400, "The client disconnected.") from None
@@ -159,13 +157,8 @@ def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] 
     )
 
 
-def error_answer(
-    status: int, message: str, *, ends: bool = False, retry_after_seconds: float | None = None
-) -> Response:
-    """Return an error response with *message*.
-
-    If *ends* is true, the server then closes the connection.
-    """
+def error_answer(status: int, message: str, *, retry_after_seconds: float | None = None) -> Response:
+    """Return an error response with *message*."""
     headers = {}
     if retry_after_seconds is not None:
         headers["Retry-After"] = str(math.ceil(retry_after_seconds))
@@ -173,6 +166,6 @@ def error_answer(
         headers["WWW-Authenticate"] = "Bearer"
     if status == 503:  # noqa: PLR2004
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
-    if ends:
+    if status in _CLOSING:
         headers["Connection"] = "close"
     return json_answer({"error": message}, status=status, headers=headers)

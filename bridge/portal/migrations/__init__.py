@@ -26,7 +26,7 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     """Migrate the database. Return the old and the new migration step."""
     if connection.dialect.name == "postgresql":
         _wait_for_others(connection)
-    scripts = _scripts()
+    scripts = ScriptDirectory(str(Path(__file__).parent))
     before = current(connection)
     try:
         scripts.get_revision(before or "base")
@@ -36,7 +36,7 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
         ) from error
     head = scripts.get_current_head() or ""
     if before != head:
-        with EnvironmentContext(_config(), scripts, fn=lambda at, _: scripts._upgrade_revs(head, at)) as environment:  # noqa: SLF001  # what alembic.command.upgrade does
+        with EnvironmentContext(Config(), scripts, fn=lambda at, _: scripts._upgrade_revs(head, at)) as environment:  # noqa: SLF001  # what alembic.command.upgrade does
             environment.configure(connection=connection, target_metadata=metadata)
             environment.run_migrations()
     return before, head
@@ -51,13 +51,3 @@ def _wait_for_others(connection: Connection) -> None:
     connection.execute(text(f"SET LOCAL lock_timeout = '{_WAIT_SECONDS}s'"))
     connection.execute(text("SET LOCAL statement_timeout = 0"))
     connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _POSTGRESQL_LOCK})
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    return config
-
-
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
