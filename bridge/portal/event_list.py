@@ -103,7 +103,6 @@ def read_list(
         oldest = format_time(now - _HOUR)
         over = [each for each in ended if each.event.observed_at >= oldest][:_FEW]
     return {
-        "at": at,
         "page": page,
         "counts": count_open(connection, replace(any_decision, states=ANNOUNCED), now=at),
         "collapsed": collapsed(connection, announced, now=at),

@@ -20,8 +20,7 @@ from functools import lru_cache
 import msgspec
 
 from bridge.approval.digest import digest
-from bridge.clock import format_time
-from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent, VmIdentity, compact_json, normal_name
+from bridge.events.event import ScheduledEvent, VmIdentity, compact_json, normal_name
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.portal.vm_state import Position, place_of, vm_key
 from bridge.text import without_nul
@@ -29,7 +28,6 @@ from bridge.text import without_nul
 #: PROTOCOL.md, section 5: the longest EventId that a decision can name.
 _LONGEST_EVENT_ID = 256
 _KEY_CHARACTERS = 32
-_HOUR_CHARACTERS = len("2026-11-20T11")
 _SHOWN_NAMES = 2
 
 _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2, Evidence.OBSERVED: 3}
@@ -157,6 +155,8 @@ class EventStatus(msgspec.Struct, kw_only=True):
 
     key: str
     """32 hexadecimal digits, computed from the EventId."""
+    event: ScheduledEvent = ScheduledEvent(event_status="")
+    """The version that the members report. The description is None if the members report different descriptions."""
     digest: str = ""
     """The digest of the version that the portal shows."""
     state: State = State.ENDED
@@ -170,19 +170,15 @@ class EventStatus(msgspec.Struct, kw_only=True):
 
 
 class EventSummary(EventStatus, kw_only=True):
-    """The row of an event, without its list of VMs."""
+    """The row of an event, without its list of VMs.
 
-    event_id: str | None = None
+    The field `event` contains only the first names in Resources. If the shown version has no NotBefore, because the
+    event has started, the field contains the last known NotBefore.
+    """
+
     variant: str = ""
-    event_type: str | None = None
-    duration_seconds: int | None = None
-    not_before: str | None = None
-    """NotBefore of the shown version, or the last known NotBefore of a started event."""
-    shown_description: str | None = None
     description: str | None = None
-    """The shown description, or None if the members report different descriptions."""
-    names: tuple[str, ...] = ()
-    """The first names in Resources."""
+    """The description of the shown version."""
     names_count: int = 0
     region: str | None = None
     resource_group: str | None = None
@@ -203,22 +199,19 @@ class EventSummary(EventStatus, kw_only=True):
         return {category.variant for category, _ in self.categories}
 
     @property
-    def is_advisory(self) -> bool:
-        """Return whether the event is only a recommendation, which no one can approve."""
-        return self.event_type in ADVISORY_EVENT_TYPES
-
-    @property
     def names_text(self) -> str:
         """Return the first names in Resources, and the number of others: "app-1, app-2 +3"."""
-        more = self.names_count - len(self.names)
-        return ", ".join(self.names) + (f" +{more}" if more > 0 else "")
+        names = self.event.resources or ()
+        more = self.names_count - len(names)
+        return ", ".join(names) + (f" +{more}" if more > 0 else "")
 
     @property
     def wave(self) -> str | None:
         """Return the key of the wave: all announced events of one type, region, and hour."""
-        if self.state is not State.SCHEDULED or self.not_before is None:
+        event = self.event
+        if self.state is not State.SCHEDULED or event.not_before is None:
             return None
-        return without_nul(f"{self.event_type}|{self.region or ''}|{self.not_before[:_HOUR_CHARACTERS]}")
+        return without_nul(f"{event.event_type}|{self.region or ''}|{event.not_before:%Y-%m-%dT%H}")
 
     def chosen(self, followed: str | None) -> Category:
         """Return a category of the version to show.
@@ -249,15 +242,14 @@ class EventSummary(EventStatus, kw_only=True):
         # Versions with one digest differ in the description only.
         shown = [category for category, _ in self.categories if category.digest == self.digest]
         agreeing = {each.variant for each in shown if each.is_named} or {each.variant for each in shown}
-        self.description = self.shown_description if len(agreeing) == 1 else None
+        description = self.description if len(agreeing) == 1 else None
+        self.event = msgspec.structs.replace(self.event, description=description)
         self.differing = sum(number for category, number in self.categories if category.variant not in agreeing)
 
 
 class EventState(EventStatus, kw_only=True):
     """An event with the views of its VMs."""
 
-    event: ScheduledEvent
-    """The version that the members report. The description is None if the members report different descriptions."""
     undecidable_because: str | None
     vms: tuple[VmOfEvent, ...]
     unconfirmed: tuple[str, ...]
@@ -376,13 +368,10 @@ def count_views(summary: EventSummary, *, added: Sequence[View], removed: Sequen
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
     """Update *summary* with the fields of *event* (the shown version) and of *vm*."""
-    summary.event_id, summary.event_type = event.event_id, event.event_type
-    summary.duration_seconds = event.duration_seconds
-    summary.shown_description = None if event.description is None else without_nul(event.description)
-    if event.not_before is not None:
-        summary.not_before = format_time(event.not_before)
     names = tuple(dict.fromkeys(event.resources or ()))
-    summary.names, summary.names_count = names[:_SHOWN_NAMES], len(names)
+    shown = {"resources": names[:_SHOWN_NAMES], "not_before": event.not_before or summary.event.not_before}
+    summary.event = msgspec.structs.replace(event, **shown, extra={})
+    summary.description, summary.names_count = event.description, len(names)
     summary.region, summary.resource_group, summary.scale_set = vm.location, vm.resource_group, vm.scale_set
 
 

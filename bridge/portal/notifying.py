@@ -24,7 +24,7 @@ import requests
 from prometheus_client import Counter
 
 from bridge.backoff import delivery_gap
-from bridge.clock import Clock, format_time, parse_time
+from bridge.clock import Clock, format_time
 from bridge.errors import DeadlineExceeded, SecretUnavailable
 from bridge.http.failures import root_cause
 from bridge.http.retry_after import retry_after_seconds
@@ -169,7 +169,8 @@ class NotificationSender:
                 return None
             self._failed(f"status_{status}", f"The status is {status}. {response.content.decode('utf-8', 'replace')}")
             retry_after = retry_after_seconds(response.headers)
-        left = None if event.not_before is None else parse_time(event.not_before) - self._clock.now()
+        at = event.event.not_before
+        left = None if at is None else at - self._clock.now()
         return delivery_gap(
             notification.attempts,
             seconds_to_not_before=None if left is None else left.total_seconds(),
@@ -217,9 +218,9 @@ class NotificationSender:
 
 def body_of(form: str, notification: Notification, event: EventSummary, *, link: str, at: str) -> dict[str, Any]:
     """Return the body in the format *form*. *link* is the address of the event page."""
-    names = [_shown(each) for each in event.names]
+    names = [_shown(each) for each in event.event.resources or ()]
     more = f" +{event.names_count - len(names)}" if event.names_count > len(names) else ""
-    kind = _shown(event.event_type or "event")
+    kind = _shown(event.event.event_type or "event")
     title = f"{_TITLES[notification.kind]}: {kind} of {', '.join(names) or 'a VM'}{more}"
     text = _text(notification, event)
     if form == "slack":
@@ -242,13 +243,14 @@ def body_of(form: str, notification: Notification, event: EventSummary, *, link:
         payload = {"summary": title, "source": source, "severity": "warning", "custom_details": {"text": text}}
         incident = {"event_action": "trigger", "dedup_key": notification.notification_id, "payload": payload}
         return {**incident, "client": _CLIENT, "client_url": link}
-    shown = {"event_id": one_line(event.event_id or "", 256), "event_type": kind, "not_before": event.not_before}
+    not_before = None if event.event.not_before is None else format_time(event.event.not_before)
+    shown = {"event_id": one_line(event.event.event_id or "", 256), "event_type": kind, "not_before": not_before}
     details = {"title": title, "text": text, "link": link, **shown, "vms": names, "vm_count": event.names_count}
     return {"type": f"event.{notification.kind.value}", "timestamp": at, "data": details}
 
 
 def _text(notification: Notification, event: EventSummary) -> str:
-    at = None if event.not_before is None else parse_time(event.not_before)
+    at = event.event.not_before
     start = "" if at is None else f" on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
     text = f"If no one acts, Azure starts the event{start}."
     if notification.vm_name:

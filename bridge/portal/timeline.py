@@ -106,7 +106,7 @@ def chart(spans: Sequence[EventSpan], period: Period, *, now: datetime) -> Chart
 def _bar(span: EventSpan, period: Period, now: datetime) -> Bar:
     end = parse_time(span.ends_at)
     if span.event is not None and span.is_open:
-        end += timedelta(seconds=max(0, span.event.duration_seconds or 0))
+        end += timedelta(seconds=max(0, span.event.event.duration_seconds or 0))
         if span.event.state is State.STARTED:
             end = max(end, now)
     left, right = period.x(parse_time(span.announced_at)), period.x(end)

@@ -10,6 +10,7 @@ import tomllib
 from msgspec.structs import replace
 
 from bridge.errors import ConfigurationError
+from bridge.events.event import ScheduledEvent
 from bridge.portal.fleet import EventSummary
 from bridge.portal.notify_settings import Kind
 from bridge.portal.notifying import body_of
@@ -90,7 +91,8 @@ def test_url_from_a_file_is_validated(tmp_path, monkeypatch):
 
 
 HOSTILE = "<!channel> <https://evil.example|Approve> [x](https://evil.example) *b* \u202e\n\x00" + "x" * 10_000
-EVENT = EventSummary(key="0", event_type=HOSTILE, event_id=HOSTILE, names=(HOSTILE, "vm"), names_count=9)
+SHOWN = ScheduledEvent(event_id=HOSTILE, event_status="Scheduled", event_type=HOSTILE, resources=(HOSTILE, "vm"))
+EVENT = EventSummary(key="0", event=SHOWN, names_count=9)
 NOTIFICATION = Notification(notification_id="msg_1", kind=Kind.AGENT_DISCONNECTED, event=EVENT, vm_name=HOSTILE)
 
 
@@ -125,6 +127,6 @@ def test_teams_shows_hostile_text_as_plain_text_only():
 
 
 def test_notification_id_is_the_dedup_key_of_the_pagerduty_incident():
-    body = body_of("pagerduty", NOTIFICATION, replace(EVENT, names=()), link=LINK, at="")
+    body = body_of("pagerduty", NOTIFICATION, replace(EVENT, event=replace(SHOWN, resources=())), link=LINK, at="")
     assert body["dedup_key"] == "msg_1"
     assert body["payload"]["source"] == "scheduled-events-portal"

@@ -31,7 +31,7 @@ def announced(vm, event_id=None, *, region="westeurope", minutes=15, **fields):
 def lines(store, wanted=EventFilter(), **paging):  # noqa: B008  # the filter is frozen
     """Return the page, and for each line the EventId and the number of events of its wave."""
     page = store.read(list_lines, wanted, now=AT, **paging)
-    return page, [(each.event.event_id, each.wave and each.wave.events) for each in page.lines]
+    return page, [(each.event.event.event_id, each.wave and each.wave.events) for each in page.lines]
 
 
 @pytest.fixture

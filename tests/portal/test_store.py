@@ -172,7 +172,7 @@ def test_events_are_listed_page_by_page_and_by_state_and_group(store):
         while True:
             page = store.read(listing, EventFilter(), now=AT, limit=7, cursor=cursor)
             assert (page.total, page.first) == (50, len(seen) + 1)
-            seen += [line.event.event_id for line in page.lines]
+            seen += [line.event.event.event_id for line in page.lines]
             cursor = page.cursor
             if cursor is None:
                 break

@@ -246,14 +246,13 @@ def _state_of(
     summary: EventSummary, event: ScheduledEvent, views: Sequence[VmOfEvent], groups: Sequence[str]
 ) -> EventState:
     azure_status = {State.SCHEDULED: "Scheduled", State.STARTED: "Started"}.get(summary.state, event.event_status)
-    event = msgspec.structs.replace(event, description=summary.description, event_status=azure_status)
+    event = msgspec.structs.replace(event, description=summary.event.description, event_status=azure_status)
     why = undecidable_because(event, summary.state)
     if why is None and version_of(event).digest != summary.digest:
         why = "the VM reports too many open events, and the portal dropped the details"
     status = {name: getattr(summary, name) for name in EventStatus.__struct_fields__}
     return EventState(
-        **status,
-        event=event,
+        **{**status, "event": event},
         undecidable_because=why,
         vms=tuple(views),
         unconfirmed=unconfirmed_names(event, views),

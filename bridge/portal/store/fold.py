@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
+from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.portal.fleet import EventSummary, View, count_views, show_version, version_of
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
@@ -210,19 +211,20 @@ def _store_events(connection: Connection, found: Sequence[_Event]) -> None:
         summary = event.summary
         if summary.variant != event.before:
             names = _shown_version(connection, event).resources or ()
-            lines = (summary.event_id or "", summary.description or "", *names)
+            lines = (summary.event.event_id or "", summary.event.description or "", *names)
             search = without_nul("\n".join(lines)).casefold()[:_MOST_SEARCH_CHARACTERS]
             connection.execute(events.update().where(events.c.event_key == summary.key).values(search=search))
 
 
 def _event_row(summary: EventSummary) -> dict[str, Any]:
+    event = summary.event
     return {
         "event_key": summary.key,
         "state": summary.state.value,
         "is_open": summary.is_open,
-        "event_type": None if summary.event_type is None else without_nul(summary.event_type),
+        "event_type": None if event.event_type is None else without_nul(event.event_type),
         "digest": summary.digest,
-        "sort_at": summary.not_before or summary.first_observed_at,
+        "sort_at": summary.first_observed_at if event.not_before is None else format_time(event.not_before),
         "first_observed_at": summary.first_observed_at,
         "over_at": None if summary.is_open else summary.observed_at,
         "sole_vm_key": summary.sole_vm_key,

@@ -126,7 +126,7 @@ def claim(connection: Connection, target: str, *, now: str, until: str) -> Notif
     return Notification(
         notification_id=row.notification_id,
         kind=kind,
-        event=event if event is not None and event.event_id is not None else None,
+        event=event if event is not None and event.event.event_id is not None else None,
         vm_key=vm_key,
         vm_name=vm_names(connection, [vm_key]).get(vm_key, vm_key),
         alone=sum(each.count for each in alone),
