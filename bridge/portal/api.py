@@ -7,8 +7,8 @@ valid ``Origin`` header, and the CSRF token of the session in the ``X-CSRF-Token
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.approval.decision_token import Claims, RefusedDecision, verify_for_any_vm
-from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.logs import ThrottledLog
 from bridge.portal import deciding
@@ -28,7 +27,7 @@ from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
-from bridge.portal.fleet import State, key_of_event_id
+from bridge.portal.fleet import State
 from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.requests import (
     choice_of,
@@ -43,7 +42,7 @@ from bridge.portal.requests import (
 )
 from bridge.portal.site import Site
 from bridge.portal.store.audit import AuditFilter, entries
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import add_decisions
 from bridge.portal.store.events import (
     PAGE,
     EventFilter,
@@ -226,45 +225,25 @@ async def post_decisions(site: Site, keys: Sequence[TrustedKey], log: ThrottledL
     """
     if not keys:
         return error_answer(403, "This portal has no [[keys]].")
-    verified: list[NewDecision | RefusedDecision] = []
-    for token in (await json_of(request, _Submitted)).decisions:
+    tokens = (await json_of(request, _Submitted)).decisions
+    good: dict[str, Claims] = {}
+    refused: dict[str, RefusedDecision] = {}
+    for token in tokens:
         try:
-            verified.append(_new_decision(token, verify_for_any_vm(token, keys=keys, now=site.clock.now())))
-        except RefusedDecision as refused:
-            verified.append(refused)
-            reason = refused.reason.value
+            good[token] = verify_for_any_vm(token, keys=keys, now=site.clock.now())
+        except RefusedDecision as error:
+            refused[token] = error
+            reason = error.reason.value
             site.metrics.decisions_refused.labels(reason).inc()
-            log.problem(refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=reason)
+            log.problem(error.reason, logging.WARNING, f"A decision was refused: {error}", reason=reason)
         await asyncio.sleep(0)  # a large request must not delay polls
-    good = [each for each in verified if isinstance(each, NewDecision)]
     numbers = await site.store.write(add_decisions, good, at=site.now()) if good else {}
     await site.pending_decisions.catch_up()
-    results = [_result(each, numbers) for each in verified]
+    results: list[dict[str, object]] = []
+    for token in tokens:
+        if token in good:
+            sha256 = hashlib.sha256(token.encode()).hexdigest()
+            results.append({"index": numbers[sha256], "vm_id": good[token].audience.lower(), "jws_sha256": sha256})
+        else:
+            results.append({"refused": refused[token].reason.value, "message": str(refused[token])})
     return json_answer({"decisions": results}, status=200 if good else 400)
-
-
-def _new_decision(token: str, claims: Claims) -> NewDecision:
-    return NewDecision(
-        vm_key=claims.audience.lower(),
-        event_key=key_of_event_id(claims.event_id),
-        jti=claims.decision_id,
-        iss=claims.approver,
-        decision=claims.verdict.value,
-        jws=token,
-        issued_at_seconds=claims.issued_at.timestamp(),
-        expires_at_seconds=math.ceil(claims.expires_at.timestamp()),
-        details={
-            "event_id": claims.event_id,
-            "event_digest": claims.event_digest,
-            "kid": claims.kid,
-            "reason": claims.reason,
-            "issued_at": format_time(claims.issued_at),
-            "expires_at": format_time(claims.expires_at),
-        },
-    )
-
-
-def _result(each: NewDecision | RefusedDecision, numbers: dict[str, int]) -> dict[str, object]:
-    if isinstance(each, RefusedDecision):
-        return {"refused": each.reason.value, "message": str(each)}
-    return {"index": numbers[each.jws_sha256], "vm_id": each.vm_key, "jws_sha256": each.jws_sha256}

@@ -23,9 +23,10 @@ from bridge.portal.fleet import EventState
 from bridge.portal.signing import NO_AGENT, addressees, decisions_for, why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
-from bridge.portal.store.decisions import NewDecision
+from bridge.portal.store.decisions import NewDecision, newest_iat
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused, add_verdicts
 from bridge.portal.store.verdicts import withdraw as withdraw_verdict
+from bridge.portal.store.vms import vms_of_event
 from bridge.portal.users import Person, still
 from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdict
 from bridge.text import one_line
@@ -119,14 +120,17 @@ def _check(site: Site, person: Person, choice: Choice, connection: Connection, e
         raise VerdictRefused(why_not, event=event, status=403)
 
 
-def _sign(  # noqa: PLR0917  # the store passes four of the arguments
-    site: Site, now: datetime, event: EventState, ruling: Ruling, vm_keys: Sequence[str], newest_iat: float
+def _sign(
+    site: Site, now: datetime, connection: Connection, event: EventState, ruling: Ruling
 ) -> Sequence[NewDecision]:
     if site.key is None:
         return ()
-    if ruling.outcome is not Outcome.HELD:
+    if ruling.outcome is Outcome.HELD:
+        vm_keys = vms_of_event(connection, event)
+    else:
         agents = site.connected_agents.of(vm.vm_key for vm in event.vms)
         vm_keys = [vm.vm_key for vm in addressees(event, agents, site.key.kid)]
         if not vm_keys:
             raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, site.key.kid)}.", event=event)
-    return decisions_for(vm_keys, event, ruling, signer=site.key, now=now, newest_iat=newest_iat)
+    newest = newest_iat(connection, event.key)
+    return decisions_for(vm_keys, event, ruling, signer=site.key, now=now, newest_iat=newest)

@@ -12,12 +12,10 @@ known VMs in the same resource groups (PROTOCOL.md, section 1).
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 
 from bridge.approval.signing import DecisionSigner
-from bridge.clock import format_time
 from bridge.portal.connected_agents import AgentSeen
 from bridge.portal.fleet import EventState, State, VmOfEvent
 from bridge.portal.store.decisions import NewDecision
@@ -90,35 +88,20 @@ def decisions_for(
     issued_at = max(now, datetime.fromtimestamp(earliest, timezone.utc))
     expires_at = issued_at + timedelta(seconds=seconds)
     choice = Choice.HOLD.value if is_hold else Choice.APPROVE.value
-    reason = one_line(reason_of(ruling))
-    details = {
-        "event_id": event.event.event_id,
-        "event_digest": event.digest,
-        "kid": signer.kid,
-        "reason": reason,
-        "issued_at": format_time(issued_at),
-        "expires_at": format_time(expires_at),
-    }
-    found = []
-    for vm_key in filter(_has_vm_id, vm_keys):
-        jti = str(uuid.uuid4())
-        jws = signer.sign(
-            vm_key, event.event, choice, now=issued_at, valid_seconds=seconds, reason=reason or None, jti=jti
-        )
-        decision = NewDecision(
+    reason = one_line(reason_of(ruling)) or None
+    return tuple(
+        NewDecision(
             vm_key=vm_key,
             event_key=event.key,
-            jti=jti,
-            iss=signer.approver,
             decision=choice,
-            jws=jws,
+            jws=signer.sign(vm_key, event.event, choice, now=issued_at, valid_seconds=seconds, reason=reason),
             issued_at_seconds=issued_at.timestamp(),
             expires_at_seconds=math.ceil(expires_at.timestamp()),
             verdict_id=ruling.verdicts[-1].verdict_id,
-            details=details,
         )
-        found.append(decision)
-    return tuple(found)
+        for vm_key in vm_keys
+        if _has_vm_id(vm_key)
+    )
 
 
 def _has_vm_id(vm_key: str) -> bool:

@@ -20,7 +20,7 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import audit, verdicts
 from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.database import Store
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.store.retention import delete_old
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
@@ -50,18 +50,17 @@ def add_day(store, day):
     store.write(lambda connection: connection.execute(verdicts.insert(), verdict))
     decisions = [
         NewDecision(
-            **dict.fromkeys(("jti", "iss", "decision"), "x"),
+            decision="x",
             vm_key=f"vm {vm}",
             event_key=key,
             jws=f"{day} {vm} {'x' * 700}",
             verdict_id=f"V-{day}",
-            details={},
             issued_at_seconds=at.timestamp(),
             expires_at_seconds=int(until.timestamp()),
         )
         for vm in range(VMS_OF_A_DAY)
     ]
-    store.write(add_decisions, decisions, at=format_time(at))
+    store.write(insert_decisions, decisions, at=format_time(at))
     before = format_time(at - timedelta(days=RETENTION_DAYS))
     while store.write(delete_old, before=before):
         pass

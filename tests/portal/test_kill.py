@@ -23,7 +23,7 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.database import Store
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import NewDecision, insert_decisions
 
 AS_AGENT = {"Authorization": f"Bearer {AGENT_TOKEN}"}
 AS_READER = {"Authorization": f"Bearer {READER_TOKEN}"}
@@ -154,7 +154,8 @@ def test_decision_stored_just_before_a_kill_is_delivered_after_the_restart(killa
             time.sleep(0.02)
         killable.process.send_signal(signal.SIGSTOP)  # so that no poll completes between the commit and the kill
         store = Store.of_file(killable.directory / "portal.db")
-        assert list(store.write(add_decisions, [_stored(token)], at="2026-11-20T11:00:30.000Z").values()) == [2]
+        numbers, _ = store.write(insert_decisions, [_stored(token)], at="2026-11-20T11:00:30.000Z")
+        assert list(numbers.values()) == [2]
         store.close()
         killable.kill()
         with pytest.raises(requests.ConnectionError):
@@ -173,11 +174,8 @@ def _stored(token):
     return NewDecision(
         vm_key=vm_id_of(0),
         event_key=key_of_event_id("A"),
-        jti="1",
-        iss="ada",
         decision="approve",
         jws=token,
         issued_at_seconds=0.0,
         expires_at_seconds=int(time.time()) + 3600,
-        details={},
     )

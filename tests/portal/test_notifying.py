@@ -21,7 +21,7 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.notify_settings import Kind
 from bridge.portal.schema import notifications
 from bridge.portal.store.agents import StoredAgent
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.notifications import delete_notifications
 from bridge.portal.store.verdicts import AcceptedVerdict, add_verdicts
@@ -70,16 +70,13 @@ def _sign(kit, verdict_id=None):
     decision = NewDecision(
         vm_key=vm_id_of(0),
         event_key=KEY,
-        jti="j",
-        iss="portal",
         decision="approve",
         jws=str(uuid.uuid4()),
         issued_at_seconds=0.0,
         expires_at_seconds=int(SOON.timestamp()) + 3600,
-        details={},
         verdict_id=verdict_id,
     )
-    kit.store.write(add_decisions, [decision], at=format_time(kit.clock.now()))
+    kit.store.write(insert_decisions, [decision], at=format_time(kit.clock.now()))
     return decision
 
 

@@ -15,7 +15,7 @@ from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import decisions, event_vms, records, verdicts, vms
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries, all_entries, count
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.retention import delete_old, trim_vms
 from bridge.portal.store.vms import VmFilter, list_vms
@@ -55,15 +55,14 @@ def test_decisions_and_verdicts_of_deleted_events_are_deleted(store):
         }
         store.write(lambda connection, row=verdict: connection.execute(verdicts.insert(), row))
         decision = {
-            **dict.fromkeys(("jti", "iss", "decision"), "x"),
+            "decision": "x",
             "vm_key": "vm",
             "event_key": key,
             "jws": event_id,
             "verdict_id": event_id,
-            "details": {},
         }
         new = NewDecision(**decision, issued_at_seconds=1, expires_at_seconds=2)
-        store.write(add_decisions, [new], at=old)
+        store.write(insert_decisions, [new], at=old)
     store.write(delete_old, before=format_time(NOW - timedelta(days=400)))
     assert (rows(store, decisions), rows(store, verdicts)) == (1, 1)
 

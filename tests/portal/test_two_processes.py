@@ -15,7 +15,7 @@ from portal_pair import Pair, bring, poll, say, send
 from bridge.portal.audit import first_fault
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.audit import all_entries, count
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.users import COOKIE
 
 AT = "2026-11-20T11:00:30.000Z"
@@ -119,9 +119,9 @@ def test_decisions_wait_for_uncommitted_lower_indexes(portals, pair, postgresql_
     taken, go_on = threading.Event(), threading.Event()
 
     def hold(connection):
-        new = {"vm_key": vm_id_of(0), "event_key": KEY, "jti": "a-jti", "iss": "ada", "decision": "approve"}
-        decision = NewDecision(**new, jws=slow, issued_at_seconds=0.0, expires_at_seconds=2**40, details={})
-        [number] = add_decisions(connection, [decision], at=AT).values()
+        new = {"vm_key": vm_id_of(0), "event_key": KEY, "decision": "approve"}
+        decision = NewDecision(**new, jws=slow, issued_at_seconds=0.0, expires_at_seconds=2**40)
+        [number] = insert_decisions(connection, [decision], at=AT)[0].values()
         taken.set()
         assert go_on.wait(60)
         return number

@@ -20,11 +20,12 @@ from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.signing import addressees, decisions_for
 from bridge.portal.store.audit import entries
-from bridge.portal.store.decisions import live_decisions
+from bridge.portal.store.decisions import live_decisions, newest_iat
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.users import put_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdicts, verdicts_of, withdraw
+from bridge.portal.store.vms import vms_of_event
 from bridge.portal.user_names import local_key
 from bridge.portal.verdicts import Choice, Lift, Outcome, Verdict
 
@@ -47,11 +48,12 @@ class Office:
         received = [ReceivedRecord(record, encode(record).decode()) for record in records]
         self.store.write(add_records, received, format_time(NOW))
 
-    def sign(self, event, ruling, vm_keys, newest_iat):
-        if ruling.outcome is Outcome.HELD:
-            return decisions_for(vm_keys, event, ruling, signer=self.key, now=DECIDED, newest_iat=newest_iat)
+    def sign(self, connection, event, ruling):
         asked = [vm.vm_key for vm in addressees(event, self.agents, "portal-1")]
-        return decisions_for(asked, event, ruling, signer=self.key, now=DECIDED, newest_iat=newest_iat)
+        if ruling.outcome is Outcome.HELD:
+            asked = vms_of_event(connection, event)
+        newest = newest_iat(connection, event.key)
+        return decisions_for(asked, event, ruling, signer=self.key, now=DECIDED, newest_iat=newest)
 
     def say(self, word, user_name, *, required=1, digest=None, after_seconds=0, minutes=60):
         now = DECIDED + timedelta(seconds=after_seconds)

@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
+from bridge.approval.decision_token import Claims
+from bridge.clock import format_time
 from bridge.portal.audit import Entry
+from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import counters, decisions, events
 from bridge.portal.store.audit import add_entries, next_values
 from bridge.portal.store.database import announce, rows_in
 
 _COUNTER = "decisions"
 _HOLD = "hold"
-#: The fields of a `NewDecision` that have a column.
-_COLUMNS = ("vm_key", "event_key", "verdict_id", "decision", "jws", "issued_at_seconds", "expires_at_seconds")
 
 
 class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed decision with a verified signature."""
+    """A signed decision with a verified signature. The fields are columns of the table."""
 
     vm_key: str
     event_key: str
-    jti: str
-    iss: str
     decision: str
     jws: str
     issued_at_seconds: float
     expires_at_seconds: int
-    details: dict[str, Any]
     verdict_id: str | None = None
     """The newest verdict behind the decision, or None if the decision was signed elsewhere."""
 
@@ -53,17 +51,28 @@ class LiveDecision(msgspec.Struct, frozen=True):
     jws: str
 
 
-def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
-    """Store decisions that were signed elsewhere.
+def add_decisions(connection: Connection, signed: Mapping[str, Claims], *, at: str) -> dict[str, int]:
+    """Store decisions that were signed elsewhere. *signed* maps each token to its claims.
 
     The audit gets one entry for each combination of approver, event, and choice. The result maps the SHA-256 of each
     decision to its number.
     """
+    new = [
+        NewDecision(
+            vm_key=claims.audience.lower(),
+            event_key=key_of_event_id(claims.event_id),
+            decision=claims.verdict.value,
+            jws=token,
+            issued_at_seconds=claims.issued_at.timestamp(),
+            expires_at_seconds=math.ceil(claims.expires_at.timestamp()),
+        )
+        for token, claims in signed.items()
+    ]
     numbers, stored = insert_decisions(connection, new, at=at)
-    together: dict[tuple[str, str, str], list[NewDecision]] = {}
+    together = defaultdict[tuple[str, str, str], list[NewDecision]](list)
     for each in stored:
-        together.setdefault((each.iss, each.decision, each.event_key), []).append(each)
-    add_entries(connection, [_entry(some) for some in together.values()], at=at)
+        together[signed[each.jws].approver, each.decision, each.event_key].append(each)
+    add_entries(connection, [_entry(some, signed) for some in together.values()], at=at)
     return numbers
 
 
@@ -86,7 +95,7 @@ def insert_decisions(
     numbers |= {sha256: first + offset for offset, sha256 in enumerate(missing)}
     rows = [
         {
-            **{name: getattr(by_hash[sha256], name) for name in _COLUMNS},
+            **msgspec.structs.asdict(by_hash[sha256]),
             "decision_index": numbers[sha256],
             "jws_sha256": sha256,
             "made_at": at,
@@ -137,7 +146,17 @@ def _counts(now_seconds: float) -> ColumnElement[bool]:
     return or_(decisions.c.expires_at_seconds > now_seconds, and_(decisions.c.decision == _HOLD, is_open))
 
 
-def _entry(signed: Sequence[NewDecision]) -> Entry:
-    first = signed[0]
-    details = {**first.details, "jti": [each.jti for each in signed], "decisions": decision_hashes(signed)}
-    return Entry(actor=first.iss, action=f"decided_{first.decision}", subject=first.event_key, details=details)
+def _entry(stored: Sequence[NewDecision], signed: Mapping[str, Claims]) -> Entry:
+    first = signed[stored[0].jws]
+    details = {
+        "event_id": first.event_id,
+        "event_digest": first.event_digest,
+        "kid": first.kid,
+        "reason": first.reason,
+        "issued_at": format_time(first.issued_at),
+        "expires_at": format_time(first.expires_at),
+        "jti": [signed[each.jws].decision_id for each in stored],
+        "decisions": decision_hashes(stored),
+    }
+    action = f"decided_{first.verdict.value}"
+    return Entry(actor=first.approver, action=action, subject=stored[0].event_key, details=details)

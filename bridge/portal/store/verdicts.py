@@ -25,13 +25,11 @@ from bridge.portal.store.decisions import (
     decision_hashes,
     insert_decisions,
     lock_decisions,
-    newest_iat,
 )
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of, events_of
 from bridge.portal.store.fold import lock_events
 from bridge.portal.store.users import barred_people
-from bridge.portal.store.vms import vms_of_groups
 from bridge.portal.verdicts import (
     WITHDRAW_HOLD,
     Choice,
@@ -73,8 +71,8 @@ class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.vm_key for each in self.signed)
 
 
-#: Returns signed decisions. Arguments: an event, its ruling, the VMs of its resource groups, and its newest `iat`.
-Sign = Callable[[EventState, Ruling, Sequence[str], float], Sequence[NewDecision]]
+#: Returns the signed decisions for the ruling on an event.
+Sign = Callable[[Connection, EventState, Ruling], Sequence[NewDecision]]
 #: Raises an error unless the person is currently allowed to decide on the event.
 Allow = Callable[[Connection, EventState], None]
 
@@ -112,7 +110,7 @@ def add_verdicts(
             signed: Sequence[NewDecision] = ()
             # Sign a second hold too, because more VMs might have reported since the first hold.
             if ruling.outcome is Outcome.APPROVED or each.choice is Choice.HOLD:
-                signed = sign(event, ruling, _vms_of_event(connection, event), newest_iat(connection, event.key))
+                signed = sign(connection, event, ruling)
             results.append(AcceptedVerdict(verdict=each, event=event, ruling=ruling, signed=signed))
         except VerdictRefused as refused:
             results.append(refused)
@@ -169,8 +167,7 @@ def withdraw(
         raise VerdictRefused(f"Too late: {event.undecidable_because}.", event=event)
     has_decisions = verdict.choice is Choice.APPROVE and _has_decisions(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if has_decisions else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
-    newest = newest_iat(connection, event.key)
-    signed = sign(event, ruling, _vms_of_event(connection, event), newest) if has_decisions else ()
+    signed = sign(connection, event, ruling) if has_decisions else ()
     said = _counting(connection, [key]).get(key, ())
     _store_ruling(connection, event, rule(said, digest=event.digest, at=at, required=required))
     insert_decisions(connection, signed, at=at)
@@ -258,14 +255,6 @@ def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> 
         "is_refused": False,
     }
     connection.execute(update(events).where(events.c.event_key == event.key).values(**values))
-
-
-def _vms_of_event(connection: Connection, event: EventState) -> list[str]:
-    """Return the VMs of the event and of the resource groups of its members."""
-    members = [vm for vm in event.vms if vm.is_member] or event.vms
-    places = {(vm.vm.subscription_id or "", vm.vm.resource_group) for vm in members if vm.vm.resource_group}
-    found = dict.fromkeys(vm.vm_key for vm in event.vms)
-    return list(found | dict.fromkeys(vms_of_groups(connection, [(each, group or "") for each, group in places])))
 
 
 def _withdrawal(by: Lift, action: str, verdict: Verdict, signed: Sequence[NewDecision]) -> Entry:

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tuple_
 
 from bridge.portal.audit import Entry
+from bridge.portal.fleet import EventState
 from bridge.portal.inventory import InventoryEntry
 from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
@@ -80,12 +81,16 @@ def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
     return {row.vm_key: vm_of(row.body).name or row.vm_key for row in rows}
 
 
-def vms_of_groups(connection: Connection, places: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the VMs of *places*, which are pairs of a subscription and a resource group."""
-    pairs = [(subscription.casefold(), group.casefold()) for subscription, group in places]
-    place = tuple_(vms.c.subscription, vms.c.resource_group)
+def vms_of_event(connection: Connection, event: EventState) -> list[str]:
+    """Return the VMs of the event and of the resource groups of its members."""
+    members = [each.vm for each in event.vms if each.is_member] or [each.vm for each in event.vms]
+    groups = [
+        ((vm.subscription_id or "").casefold(), vm.resource_group.casefold()) for vm in members if vm.resource_group
+    ]
+    group = tuple_(vms.c.subscription, vms.c.resource_group)
     query = select(vms.c.vm_key).order_by(vms.c.vm_key)
-    return [row.vm_key for row in rows_in(connection, query, place, pairs)]
+    neighbors = [row.vm_key for row in rows_in(connection, query, group, groups)]
+    return list(dict.fromkeys([*(vm.vm_key for vm in event.vms), *neighbors]))
 
 
 def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
