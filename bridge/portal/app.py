@@ -98,10 +98,8 @@ class Application:
         ]
         handlers: dict[Any, Any] = {
             404: self._not_found,
-            405: _not_allowed,
             RequestRefused: self._refused,
             StoreUnavailable: self._unavailable,
-            Exception: _failed,
         }
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         with_clients: Any = ProxyHeadersMiddleware
@@ -192,13 +190,3 @@ def _site(settings: PortalSettings, *, threads: StoreThreads, metrics: PortalMet
 
 def _is_page(request: Request) -> bool:
     return not request.url.path.startswith((_ROOT, "/live", "/static"))
-
-
-async def _not_allowed(_request: Request, error: Any) -> Response:
-    answer = error_answer(405, "This address does not support the method.")
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _failed(_request: Request, _error: Exception) -> Response:
-    return error_answer(500, "The request failed. See the portal's log.")  # uvicorn logs the error

@@ -16,44 +16,37 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bridge.logs import ThrottledLog
 from bridge.portal.metrics import PortalMetrics
 
 CONNECTION = "bridge.connection"
-
-
-class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a connection."""
-
-    head_bytes: int = 32 * 1024
-    request_seconds: float = 20.0
-    """The longest time from the start of a connection or a request to the last byte of the request."""
+#: The longest time from the start of a connection or a request to the last byte of the request.
+REQUEST_SECONDS = 20.0
+_MOST_HEAD_BYTES = 32 * 1024
 
 
 class LimitedHttp(HttpToolsProtocol):
     """An HTTP/1.1 connection with these limits."""
 
     # Slots save 2 KB, because CPython adds a dictionary to an object with 30 or more attributes.
-    __slots__ = ("_call_at_end", "_head_bytes", "_is_in_head", "_limits", "_log", "_metrics", "_timer", "is_gone")
+    __slots__ = ("_call_at_end", "_head_bytes", "_is_in_head", "_log", "_metrics", "_request_seconds", "_timer")
 
-    def __init__(self, *, limits: HttpLimits, metrics: PortalMetrics, log: ThrottledLog, **uvicorns: Any) -> None:
+    def __init__(self, *, request_seconds: float, metrics: PortalMetrics, log: ThrottledLog, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._limits = limits
+        self._request_seconds = request_seconds
         self._metrics = metrics
         self._log = log
         self._head_bytes = 0
         self._is_in_head = False
         self._timer: asyncio.TimerHandle | None = None
         self._call_at_end: Callable[[], object] | None = None
-        self.is_gone = False
 
     def call_when_gone(self, call: Callable[[], object] | None) -> None:
         """Run *call* when the connection ends. None removes the callback."""
         self._call_at_end = call
-        if self.is_gone and call is not None:
+        if self.transport.is_closing() and call is not None:
             call()
 
     def connection_made(self, transport: Any) -> None:
@@ -62,13 +55,12 @@ class LimitedHttp(HttpToolsProtocol):
         Browsers often open connections that they do not use.
         """
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self._limits.request_seconds, transport.close)
+        self._timer = self.loop.call_later(self._request_seconds, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the application, and remove the reference cycles of this object."""
         super().connection_lost(exc)
         self._stop_timer()
-        self.is_gone = True
         if self._call_at_end is not None:
             self._call_at_end()
         uvicorns: Any = self
@@ -79,7 +71,7 @@ class LimitedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > self._limits.head_bytes:
+            if self._head_bytes > _MOST_HEAD_BYTES:
                 self._abort("The headers of a request are too large.")
 
     def on_message_begin(self) -> None:
@@ -87,8 +79,8 @@ class LimitedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self._head_bytes, self._is_in_head = 0, True
         self._stop_timer()
-        seconds = self._limits.request_seconds
-        self._timer = self.loop.call_later(seconds, self._abort, "A request did not arrive in time.")
+        reason = "A request did not arrive in time."
+        self._timer = self.loop.call_later(self._request_seconds, self._abort, reason)
 
     def on_headers_complete(self) -> None:
         """Start the application. If the client pipelines requests, abort the connection."""

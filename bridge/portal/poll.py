@@ -136,7 +136,7 @@ class LongPoll:
             self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
-        return not connection.is_gone
+        return not connection.transport.is_closing()
 
 
 def _headers(scope: Scope) -> Mapping[str, str]:

@@ -95,11 +95,7 @@ event_vms = _table(
 )
 
 #: The distinct versions of an event that VMs report.
-event_variants = _table(
-    "event_variants",
-    *_key(Text, "event_key", "variant"),
-    *_required(Text, "body"),
-)
+event_variants = _table("event_variants", *_key(Text, "event_key", "variant"), *_required(Text, "body"))
 
 #: One row for each EventId (`bridge.portal.fleet.EventSummary`). The columns other than `body` are for queries.
 events = _table(
@@ -138,11 +134,7 @@ agents = _table(
 )
 
 #: The portal processes. A process increases its heartbeat with each write to `agents`.
-processes = _table(
-    "processes",
-    *_key(Text, "process"),
-    *_required(BigInteger, "heartbeat"),
-)
+processes = _table("processes", *_key(Text, "process"), *_required(BigInteger, "heartbeat"))
 
 verdicts = _table(
     "verdicts",
@@ -215,15 +207,7 @@ audit_events = _table(
 )
 
 #: Counters. A transaction locks the row until its commit, so numbers become visible in order.
-counters = _table(
-    "counters",
-    *_key(Text, "name"),
-    *_required(BigInteger, "value"),
-)
+counters = _table("counters", *_key(Text, "name"), *_required(BigInteger, "value"))
 
 #: Single values, such as the epoch, and the attested documents of the last minutes.
-properties = _table(
-    "properties",
-    *_key(Text, "name"),
-    *_optional(Text, "value"),
-)
+properties = _table("properties", *_key(Text, "name"), *_optional(Text, "value"))

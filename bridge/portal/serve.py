@@ -34,7 +34,7 @@ from bridge.portal.app import Application
 from bridge.portal.audit import Entry
 from bridge.portal.check_config import load_certificate
 from bridge.portal.health import Health
-from bridge.portal.http_limits import HttpLimits, LimitedHttp
+from bridge.portal.http_limits import REQUEST_SECONDS, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.setting_checks import address_of
 from bridge.portal.settings import PortalSettings, check_secrets
@@ -61,11 +61,11 @@ class Portal:
         settings: PortalSettings,
         *,
         clock: Clock = REAL_CLOCK,
-        limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
+        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._limits = limits
+        self._request_seconds = request_seconds
         self._metrics = PortalMetrics()
         self._stopping = threading.Event()
         self.address: tuple[str, int] | None = None
@@ -74,8 +74,7 @@ class Portal:
 
     def run(self) -> None:
         """Serve until `stop` is called. Raise BridgeError if the start fails."""
-        for library in ("uvicorn", "alembic"):
-            logging.getLogger(library).setLevel(logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # uvicorn logs a warning for each malformed request
         check_secrets(self._settings)
         for sentence in unusable_keys([key.trusted() for key in self._settings.keys]):
@@ -149,7 +148,7 @@ class Portal:
 
     def _servers(self, app: Application, threads: StoreThreads) -> tuple[_Server, _Server]:
         log = ThrottledLog(logger, clock=self._clock)
-        protocol = partial(LimitedHttp, limits=self._limits, metrics=self._metrics, log=log)
+        protocol = partial(LimitedHttp, request_seconds=self._request_seconds, metrics=self._metrics, log=log)
         files = self._settings.server
         tls = {} if files.cert_file is None else {"ssl_certfile": files.cert_file, "ssl_keyfile": files.key_file}
         host, _ = address_of(self._settings.operator.listen)

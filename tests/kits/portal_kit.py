@@ -15,7 +15,7 @@ import requests
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
-from bridge.portal.http_limits import HttpLimits
+from bridge.portal.http_limits import REQUEST_SECONDS
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
 from bridge.portal.store.database import Store
@@ -70,12 +70,12 @@ class RunningPortal:
         directory: Path,
         *,
         clock: Clock = REAL_CLOCK,
-        limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
+        request_seconds: float = REQUEST_SECONDS,
         vm_limits: dict[str, Any] | None = None,
         **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables, limits=vm_limits or {}))
-        self._more: dict[str, Any] = {"clock": clock, "limits": limits}
+        self._more: dict[str, Any] = {"clock": clock, "request_seconds": request_seconds}
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.portal = Portal(self._settings, **self._more)

@@ -11,17 +11,14 @@ import pytest
 from fleet_records import vm_id_of
 from portal_kit import AGENT_TOKEN, RunningPortal
 
-from bridge.portal.http_limits import HttpLimits
-
 SECONDS = 30.0
-LIMITS = HttpLimits(request_seconds=0.4)
 AS_AGENT = f"Authorization: Bearer {AGENT_TOKEN}\r\n"
 EVENTS = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
 def portal(tmp_path_factory):
-    with RunningPortal(tmp_path_factory.mktemp("portal"), limits=LIMITS) as running:
+    with RunningPortal(tmp_path_factory.mktemp("portal"), request_seconds=0.4) as running:
         yield running
 
 

@@ -13,7 +13,6 @@ from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, BATCH, STRUCTURED, RunningPortal, batch, binary_headers, body_of
 
 from bridge.events.record import Transition
-from bridge.portal.http_limits import HttpLimits
 from bridge.portal.requests import MAX_BODY_BYTES
 from sinks.cloudevent import cloud_event_bytes
 from sinks.webhook.sink import WebhookSink
@@ -180,7 +179,7 @@ def test_body_limit_is_one_mebibyte(portal):
 
 def test_late_body_closes_the_connection(tmp_path):
     with (
-        RunningPortal(tmp_path, limits=HttpLimits(request_seconds=0.3)) as portal,
+        RunningPortal(tmp_path, request_seconds=0.3) as portal,
         socket.create_connection(portal.portal.address, timeout=20) as client,
     ):
         client.sendall(

@@ -22,7 +22,7 @@ from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.http_limits import HttpLimits, LimitedHttp
+from bridge.portal.http_limits import REQUEST_SECONDS, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.server_sent_events import ALL, LiveUpdates
 from bridge.portal.store.event_details import Marks
@@ -222,7 +222,10 @@ async def _slow_and_quick(listening):
     """Send 200 changes to a slow and a fast subscriber, and return the size of the largest write buffer."""
     live = LiveUpdates(store=_Changes(), users=_Stays(), connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
     protocol = partial(
-        LimitedHttp, limits=HttpLimits(), metrics=PortalMetrics(), log=ThrottledLog(logging.getLogger(__name__))
+        LimitedHttp,
+        request_seconds=REQUEST_SECONDS,
+        metrics=PortalMetrics(),
+        log=ThrottledLog(logging.getLogger(__name__)),
     )
     server = Server(Config(live, http=protocol, lifespan="off", log_config=None))
     running = [asyncio.ensure_future(server.serve(sockets=[listening])), asyncio.ensure_future(live.follow())]
