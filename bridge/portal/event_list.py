@@ -59,7 +59,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
         subscription = f"subscription:{self.subscription.casefold()}" if self.subscription else ""
         return EventFilter(
             text=self.q,
-            types=(self.type,) if self.type else (),
+            event_type=self.type or None,
             states=(State(self.state),) if self.state else (),
             decision=self.decision or None,
             is_soon=bool(self.soon),

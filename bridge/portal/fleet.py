@@ -247,6 +247,10 @@ class EventSummary(EventStatus, kw_only=True):
         self.differing = sum(number for category, number in self.categories if category.variant not in agreeing)
 
 
+summary_of = msgspec.json.Decoder(EventSummary).decode
+view_of = msgspec.json.Decoder(View).decode
+
+
 class EventState(EventStatus, kw_only=True):
     """An event with the views of its VMs."""
 

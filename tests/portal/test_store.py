@@ -186,7 +186,7 @@ def test_events_are_listed_page_by_page_and_by_state_and_group(store):
     assert total(scope=("labels.team:a%b_c", "labels.none:x")) == 17
     assert total(states=(State.COMPLETED,)) == 0
     assert total(text="e-4") == 11
-    assert total(types=("Freeze",)) == 50
+    assert total(event_type="Freeze") == 50
 
 
 def test_migrations_create_the_tables_of_the_code(store):

@@ -22,21 +22,20 @@ from bridge.portal.fleet import (
     State,
     View,
     VmOfEvent,
+    summary_of,
     unconfirmed_names,
     undecidable_because,
     version_of,
+    view_of,
 )
 from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, records, vms
 from bridge.portal.store.database import contains_text, rows_in
 from bridge.portal.store.fold import event_of_variant, views_of_vms
-from bridge.portal.vm_state import VmState
+from bridge.portal.vm_state import vm_of
 
 PAGE = 100
 _SOON = timedelta(minutes=10)
-_summary_of = msgspec.json.Decoder(EventSummary).decode
-_view_of = msgspec.json.Decoder(View).decode
-_vm_of = msgspec.json.Decoder(VmState).decode
 
 #: The values of `EventFilter.decision`.
 DECISIONS = ("undecided", "held", "waiting", "approved", "refused")
@@ -47,8 +46,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str = ""
     """Part of a VM name in Resources, of the EventId, or of the description, regardless of case."""
-    types: tuple[str, ...] = ()
-    """EventTypes, such as ``Freeze``."""
+    event_type: str | None = None
     states: tuple[State, ...] = ()
     decision: str | None = None
     """One of `DECISIONS`."""
@@ -118,7 +116,7 @@ def list_events(
         is_same = (events.c.first_observed_at == at) & (events.c.event_key > key)
         where.append(or_(events.c.first_observed_at < at, is_same))
     query = select(events.c.body).where(*where).order_by(events.c.first_observed_at.desc(), events.c.event_key)
-    found = [_summary_of(body) for body in connection.execute(query.limit(limit + 1)).scalars()]
+    found = [summary_of(body) for body in connection.execute(query.limit(limit + 1)).scalars()]
     page, following = found[:limit], None
     if len(found) > limit:
         following = f"{first + len(page)}~{page[-1].first_observed_at}~{page[-1].key}"
@@ -132,7 +130,7 @@ def summaries_of(
     """Return the summaries of the known events with *keys* that a person with *scope* may see."""
     in_scope = conditions(EventFilter(scope=scope), now="")
     query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None), *in_scope)
-    return {row.event_key: _summary_of(row.body) for row in rows_in(connection, query, events.c.event_key, keys)}
+    return {row.event_key: summary_of(row.body) for row in rows_in(connection, query, events.c.event_key, keys)}
 
 
 def event_of(connection: Connection, key: str, *, now: str) -> EventState | None:
@@ -150,7 +148,7 @@ def events_of(connection: Connection, keys: Iterable[str], *, now: str) -> dict[
     query = select(event_vms.c.event_key, event_vms.c.body, vms.c.body.label("vm"), vms.c.groups, vms.c.confirmed_until)
     query = query.join(vms, vms.c.vm_key == event_vms.c.vm_key).order_by(vms.c.name, vms.c.vm_key)
     for row in rows_in(connection, query, event_vms.c.event_key, summaries):
-        digest, view = summaries[row.event_key].digest, _view_of(row.body)
+        digest, view = summaries[row.event_key].digest, view_of(row.body)
         description = versions[row.event_key, view.variant].description
         views[row.event_key].append(_vm_of_event(view, row, description, digest=digest, now=now))
     names = select(event_groups).order_by(event_groups.c.name)
@@ -178,26 +176,19 @@ def newest_record(connection: Connection, key: str, vm_key: str) -> list[str]:
 
 def conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool]]:
     """Return the conditions of *wanted* at the time *now*."""
-    found: list[ColumnElement[bool]] = []
+    equal = {"event_type": wanted.event_type, "sole_vm_key": wanted.sole_vm_key, "wave": wanted.wave}
+    found = [events.c[name] == value for name, value in equal.items() if value is not None]
     if wanted.text:
         found.append(contains_text(events.c.search, wanted.text))
-    if wanted.types:
-        found.append(events.c.event_type.in_(wanted.types))
     if wanted.states:
         found.append(events.c.state.in_([each.value for each in wanted.states]))
     if wanted.decision is not None:
         found.append(is_decision(wanted.decision, now))
     if wanted.is_soon:
         found.append(is_soon(now))
-    if wanted.sole_vm_key is not None:
-        found.append(events.c.sole_vm_key == wanted.sole_vm_key)
-    if wanted.wave is not None:
-        found.append(events.c.wave == wanted.wave)
-    every = [*((each,) for each in wanted.groups), *([wanted.scope] if wanted.scope else [])]
-    found += [
-        events.c.event_key.in_(select(event_groups.c.event_key).where(event_groups.c.name.in_(names)))
-        for names in every
-    ]
+    for names in filter(None, (*((each,) for each in wanted.groups), wanted.scope)):
+        of_groups = select(event_groups.c.event_key).where(event_groups.c.name.in_(names))
+        found.append(events.c.event_key.in_(of_groups))
     return found
 
 
@@ -229,7 +220,7 @@ def cursor_parts(text: str, count: int) -> tuple[Any, ...]:
 
 
 def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, now: str) -> VmOfEvent:
-    vm = _vm_of(row.vm)
+    vm = vm_of(row.vm)
     reported = {name: getattr(view, name) for name in Report.__struct_fields__}
     return VmOfEvent(
         **{**reported, "state": view.current},

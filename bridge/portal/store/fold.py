@@ -15,16 +15,13 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
 from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.portal.fleet import EventSummary, View, count_views, show_version, version_of
+from bridge.portal.fleet import EventSummary, View, count_views, show_version, summary_of, version_of, view_of
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
 from bridge.portal.store.database import in_parts, insert_missing, rows_in, upsert
-from bridge.portal.vm_state import VmState
+from bridge.portal.vm_state import vm_of
 from bridge.text import without_nul
 
 _MOST_SEARCH_CHARACTERS = 65_536
-_summary_of = msgspec.json.Decoder(EventSummary).decode
-_view_of = msgspec.json.Decoder(View).decode
-_vm_of = msgspec.json.Decoder(VmState).decode
 event_of_variant = msgspec.json.Decoder(ScheduledEvent).decode
 
 
@@ -95,14 +92,14 @@ def apply_changes(
 def views_of_vms(connection: Connection, column: ColumnElement[Any], values: Iterable[Any], *where: Any) -> list[View]:
     """Return the views whose *column* is one of *values*, and that match *where*."""
     query = select(event_vms.c.body).where(*where)
-    return [_view_of(row.body) for row in rows_in(connection, query, column, values)]
+    return [view_of(row.body) for row in rows_in(connection, query, column, values)]
 
 
 def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
     found = {key: _Event(summary=EventSummary(key=key)) for key in keys}
     query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None))
     for row in rows_in(connection, query, events.c.event_key, keys):
-        summary = _summary_of(row.body)
+        summary = summary_of(row.body)
         found[row.event_key] = _Event(summary=summary, before=summary.variant, stored=summary.variants)
     return found
 
@@ -187,7 +184,7 @@ def _vm_of_variant(connection: Connection, event: _Event) -> VmIdentity:
     of_variant = and_(event_vms.c.event_key == event.summary.key, event_vms.c.variant == event.summary.variant)
     query = select(vms.c.body).join(event_vms, event_vms.c.vm_key == vms.c.vm_key).where(of_variant)
     body = connection.execute(query.order_by(event_vms.c.is_member.desc()).limit(1)).scalar()
-    return VmIdentity() if body is None else _vm_of(body).vm
+    return VmIdentity() if body is None else vm_of(body).vm
 
 
 def _store_versions(connection: Connection, event: _Event) -> None:

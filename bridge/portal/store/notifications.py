@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, String, cast, delete, exists, func, select, update
 
 from bridge.events.event import ADVISORY_EVENT_TYPES
-from bridge.portal.fleet import EventSummary, State
+from bridge.portal.fleet import EventSummary, State, summary_of
 from bridge.portal.notify_settings import Kind
 from bridge.portal.schema import decisions, event_vms, events, notifications
 from bridge.portal.store.database import insert_missing, rows_in
@@ -27,7 +27,6 @@ from bridge.portal.store.vms import vm_names
 #: The maximum number of notifications of one kind per hour, for one event or for all events that only one VM reports.
 _MOST_OF_SUBJECT = 2
 _ID_CHARACTERS = 32
-_summary_of = msgspec.json.Decoder(EventSummary).decode
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +120,7 @@ def claim(connection: Connection, target: str, *, now: str, until: str) -> Notif
     query, occurrence = _query(kind, now)
     is_same = (events.c.event_key == row.event_key) & (occurrence == row.occurrence)
     found = connection.execute(query.add_columns(events.c.body).where(is_same)).first()
-    event = None if found is None else _summary_of(found.body)
+    event = None if found is None else summary_of(found.body)
     alone = [] if event is None else collapsed(connection, EventFilter(sole_vm_key=event.sole_vm_key or ""), now=now)
     return Notification(
         notification_id=row.notification_id,

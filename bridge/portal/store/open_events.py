@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
-from bridge.portal.fleet import EventSummary
+from bridge.portal.fleet import summary_of
 from bridge.portal.schema import event_groups, events, vms
 from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import (
@@ -36,7 +36,6 @@ _MOST_ALONE = 2
 #: A wave with at least this number of events has one line.
 _LEAST_OF_WAVE = 5
 _REVERSED = str.maketrans("0123456789", "9876543210")
-_summary_of = msgspec.json.Decoder(EventSummary).decode
 
 
 class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +93,7 @@ def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[L
     details = {row.event_key: row for row in rows_in(connection, query, events.c.event_key, keys)}
     return tuple(
         Line(
-            event=_summary_of(details[rows[0].event_key].body),
+            event=summary_of(details[rows[0].event_key].body),
             decision=rows[0].decision,
             decided_by=details[rows[0].event_key].decided_by or "",
             needed=details[rows[0].event_key].needed or 0,
