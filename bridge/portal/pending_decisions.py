@@ -125,7 +125,7 @@ class PendingDecisions:
         waiting = self._waiting.setdefault(vm_key, [])
         waiting.append(woken)
         if len(waiting) > _MOST_WAITING_OF_A_VM:
-            _wake(waiting.pop(0))
+            wake(waiting.pop(0))
 
     def stop_waiting(self, vm_key: str, woken: asyncio.Future[None]) -> None:
         """Remove *woken*."""
@@ -140,20 +140,21 @@ class PendingDecisions:
         self.is_stopping = True
         for waiting in self._waiting.values():
             for woken in waiting:
-                _wake(woken)
+                wake(woken)
 
     def _add(self, index: int, found: list[LiveDecision]) -> None:
         for each in found:
             self._by_vm.setdefault(each.vm_key, []).append((each.index, each.jws))
         for vm_key in {each.vm_key for each in found if each.index > self.index}:
             for woken in self._waiting.get(vm_key, ()):
-                _wake(woken)
+                wake(woken)
         self.index = max(self.index, index)
 
     def _oldest_seconds(self) -> float:
         return self._clock.timestamp() - CLOCK_SKEW_SECONDS
 
 
-def _wake(woken: asyncio.Future[None]) -> None:
+def wake(woken: asyncio.Future[None]) -> None:
+    """Complete *woken*, unless it is already done."""
     if not woken.done():
         woken.set_result(None)

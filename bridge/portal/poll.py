@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
-from urllib.parse import parse_qsl
+from functools import partial
 
 import msgspec
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import HEADER
 from bridge.portal.http_limits import CONNECTION, LimitedHttp
+from bridge.portal.pending_decisions import wake
 from bridge.portal.requests import RequestRefused, error_answer, json_answer, whole_number
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
@@ -37,8 +38,6 @@ _LARGEST_INDEX = 2**53 - 1
 _LONGEST_WAIT_SECONDS = 600
 _LEAST_OF_WAIT = 0.8
 _ROUTE = "decisions"
-_BODY = ("content-length", "transfer-encoding")
-_READ = frozenset({b"authorization", HEADER.encode(), *(name.encode() for name in _BODY)})
 
 
 class Poll(msgspec.Struct, frozen=True):
@@ -47,7 +46,6 @@ class Poll(msgspec.Struct, frozen=True):
     vm_key: str
     index: int
     wait_seconds: float
-    is_attested: bool
 
 
 class LongPoll:
@@ -65,11 +63,7 @@ class LongPoll:
         """Answer one poll."""
         poll = None
         try:
-            asked, reported = self._asked(scope)
-            # A larger index can be from another epoch.
-            received_index = asked.index if asked.index <= self._pending_decisions.index else 0
-            self._connected_agents.begins(asked.vm_key, reported, index=received_index, is_attested=asked.is_attested)
-            poll = asked
+            poll = self._begin(scope)
             if poll.index > self._pending_decisions.index:
                 await self._pending_decisions.catch_up()  # the agent might have polled another process before
             scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
@@ -90,9 +84,9 @@ class LongPoll:
         self._metrics.answered(_ROUTE, response.status_code)
         await response(scope, receive, send)
 
-    def _asked(self, scope: Scope) -> tuple[Poll, str]:
-        """Return the request, and the header in which the agent reports its settings."""
-        headers = _headers(scope)
+    def _begin(self, scope: Scope) -> Poll:
+        """Check the request, and record the agent as connected."""
+        headers, query = Headers(raw=scope["headers"]), QueryParams(scope["query_string"])
         if scope["method"] != "GET":
             raise RequestRefused(405, "Use GET.")
         path = _PATH.fullmatch(scope["raw_path"])
@@ -101,11 +95,16 @@ class LongPoll:
         vm_key = path[1].decode().lower()
         own_vm = self._authenticator.own_vm(headers)
         self._authenticator.check_vm(own_vm, vm_key)
-        if any(headers.get(name, "0") != "0" for name in _BODY):
+        if any(headers.get(name, "0") != "0" for name in ("content-length", "transfer-encoding")):
             raise RequestRefused(400, "A poll has no body.")
-        index, wait_seconds = _numbers(scope["query_string"])
-        poll = Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS), own_vm is not None)
-        return poll, headers.get(HEADER, "")
+        wait_seconds = whole_number(query, "wait", lowest=1, highest=_LARGEST_INDEX)
+        index = whole_number(query, "index", lowest=0, highest=_LARGEST_INDEX)
+        # A larger index can be from another epoch.
+        received_index = index if index <= self._pending_decisions.index else 0
+        self._connected_agents.begins(
+            vm_key, headers.get(HEADER, ""), index=received_index, is_attested=own_vm is not None
+        )
+        return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
 
     def _is_due(self, poll: Poll) -> bool:
         is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
@@ -119,14 +118,9 @@ class LongPoll:
         """Wait for a decision. Return False if the client has disconnected."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
-
-        def wake(*_: object) -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        connection.call_when_gone(wake)
+        connection.call_when_gone(partial(wake, woken))
         share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
-        timer = loop.call_later(poll.wait_seconds * share, wake)
+        timer = loop.call_later(poll.wait_seconds * share, wake, woken)
         self._pending_decisions.wait(poll.vm_key, woken)
         self._metrics.open_polls.inc()
         try:
@@ -137,14 +131,3 @@ class LongPoll:
             timer.cancel()
             connection.call_when_gone(None)
         return not connection.transport.is_closing()
-
-
-def _headers(scope: Scope) -> Mapping[str, str]:
-    """Return the headers that a poll needs. If a header is repeated, its last value counts."""
-    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
-
-
-def _numbers(query: bytes) -> tuple[int, int]:
-    found = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    wait_seconds = whole_number(found, "wait", lowest=1, highest=_LARGEST_INDEX)
-    return whole_number(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds
