@@ -35,6 +35,8 @@ class AgentExchange:
         self._notify = notify
         self._clock = clock
         self._heartbeat = 0
+        self._heartbeats: dict[str, int] = {}
+        """The last known heartbeat of each other process."""
         self._stored_at = clock.monotonic()
         self._cleaned_at = -_CLEANUP_SECONDS
         self._log = ThrottledLog(logger, clock=clock)
@@ -71,8 +73,9 @@ class AgentExchange:
             self._cleaned_at = now
         if is_shared or is_cleanup:
             heartbeats, found = await self._store.read(
-                changes_of_other_processes, process=process, known=agents.heartbeats()
+                changes_of_other_processes, process=process, known=self._heartbeats
             )
+            self._heartbeats |= heartbeats
             agents.receive(heartbeats, found)
             if found:
                 self._notify()

@@ -227,23 +227,19 @@ async def post_decisions(site: Site, keys: Sequence[TrustedKey], log: ThrottledL
         return error_answer(403, "This portal has no [[keys]].")
     tokens = (await json_of(request, _Submitted)).decisions
     good: dict[str, Claims] = {}
-    refused: dict[str, RefusedDecision] = {}
+    results: dict[str, dict[str, object]] = {}
     for token in tokens:
         try:
             good[token] = verify_for_any_vm(token, keys=keys, now=site.clock.now())
         except RefusedDecision as error:
-            refused[token] = error
             reason = error.reason.value
+            results[token] = {"refused": reason, "message": str(error)}
             site.metrics.decisions_refused.labels(reason).inc()
             log.problem(error.reason, logging.WARNING, f"A decision was refused: {error}", reason=reason)
         await asyncio.sleep(0)  # a large request must not delay polls
     numbers = await site.store.write(add_decisions, good, at=site.now()) if good else {}
     await site.pending_decisions.catch_up()
-    results: list[dict[str, object]] = []
-    for token in tokens:
-        if token in good:
-            sha256 = hashlib.sha256(token.encode()).hexdigest()
-            results.append({"index": numbers[sha256], "vm_id": good[token].audience.lower(), "jws_sha256": sha256})
-        else:
-            results.append({"refused": refused[token].reason.value, "message": str(refused[token])})
-    return json_answer({"decisions": results}, status=200 if good else 400)
+    for token, claims in good.items():
+        sha256 = hashlib.sha256(token.encode()).hexdigest()
+        results[token] = {"index": numbers[sha256], "vm_id": claims.audience.lower(), "jws_sha256": sha256}
+    return json_answer({"decisions": [results[token] for token in tokens]}, status=200 if good else 400)

@@ -14,7 +14,7 @@ shows them as reconnecting for its first 60 seconds.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
@@ -27,7 +27,7 @@ from bridge.portal.store.agents import StoredAgent
 HEADER = "scheduled-events-agent"
 _MOST_HEADER_CHARACTERS = 8_192
 KEPT_SECONDS = 86_400.0
-RECONNECTING_SECONDS = 60.0
+_RECONNECTING_SECONDS = 60.0
 _GRACE_SECONDS = 15.0
 #: If the heartbeat of a process does not change for this time, the process counts as stopped.
 _ALIVE_SECONDS = 10.0
@@ -102,21 +102,6 @@ class _Agent(msgspec.Struct, kw_only=True):
     """The number of open polls at this process."""
 
 
-class _Process(msgspec.Struct, frozen=True, kw_only=True):
-    """Another portal process, which might have stopped."""
-
-    heartbeat: int
-    alive_until: float
-    """If the heartbeat does not change before this time, the process counts as stopped."""
-
-    def connection(self, now: float) -> Connection:
-        """Return the state of the agents that were connected to this process."""
-        if now < self.alive_until:
-            return Connection.CONNECTED
-        is_recent = now - self.alive_until < RECONNECTING_SECONDS
-        return Connection.RECONNECTING if is_recent else Connection.DISCONNECTED
-
-
 class ConnectedAgents:
     """The agents that poll for decisions, by VM."""
 
@@ -125,7 +110,8 @@ class ConnectedAgents:
         """The name of this process in the database."""
         self._clock = clock
         self._agents: dict[str, _Agent] = {}
-        self._processes: dict[str, _Process] = {}
+        self._alive_until: dict[str, float] = {}
+        """The time at which each other process counts as stopped, unless its heartbeat changes before."""
         self._is_loaded = False
         self._unshared: set[str] = set()
         self._changed: set[str] = set()
@@ -137,7 +123,8 @@ class ConnectedAgents:
         )
         known = self._agents.get(vm_key)
         if known is None or known.process != self.process or known.seen != seen:
-            self._note(vm_key)
+            self._changed.add(vm_key)
+            self._unshared.add(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
         at = self._clock.monotonic()
         self._agents[vm_key] = _Agent(seen=seen, process=self.process, at=at, open_polls=open_polls)
@@ -208,26 +195,20 @@ class ConnectedAgents:
         """Make the next call of `take_unshared` return *agents*, which were not stored."""
         self._unshared |= {each.vm_key for each in agents}
 
-    def heartbeats(self) -> dict[str, int]:
-        """Return the last known heartbeat of each other process."""
-        return {name: process.heartbeat for name, process in self._processes.items()}
+    def receive(self, alive: Iterable[str], changed: Iterable[StoredAgent]) -> None:
+        """Add the *changed* agents of other processes.
 
-    def receive(self, heartbeats: Mapping[str, int], changed: Iterable[StoredAgent]) -> None:
-        """Add the *heartbeats* and the *changed* agents of other processes."""
+        *alive* contains the processes whose heartbeat has changed.
+        """
         now, at = self._clock.monotonic(), self._clock.now()
-        for name, heartbeat in heartbeats.items():
-            known = self._processes.get(name)
-            if known is None or known.heartbeat != heartbeat:
-                # A process that is known at the start of this process might have stopped.
-                seconds = _ALIVE_SECONDS if self._is_loaded else 0.0
-                self._processes[name] = _Process(heartbeat=heartbeat, alive_until=now + seconds)
+        # A process that is known at the start of this process might have stopped.
+        self._alive_until |= dict.fromkeys(alive, now + _ALIVE_SECONDS if self._is_loaded else now)
         self._is_loaded = True
         for each in changed:
-            connection = self._processes[each.process].connection(now)
             here = self._agents.get(each.vm_key)
             self._agents[each.vm_key] = _Agent(
                 seen=AgentSeen(
-                    connection=connection if each.is_connected else Connection.DISCONNECTED,
+                    connection=self._connection(each.process, now) if each.is_connected else Connection.DISCONNECTED,
                     report=_read(each.report),
                     received_index=each.received_index,
                     is_attested=each.is_attested,
@@ -238,22 +219,25 @@ class ConnectedAgents:
             )
             self._changed.add(each.vm_key)
 
-    def _note(self, vm_key: str) -> None:
-        self._unshared.add(vm_key)
-        self._changed.add(vm_key)
-
     def _seen(self, agent: _Agent, now: float) -> AgentSeen:
         """Return *agent* with its current connection."""
         connection = agent.seen.connection
         if agent.open_polls:
             connection = Connection.CONNECTED
         elif connection is not Connection.DISCONNECTED and agent.process != self.process:
-            connection = self._processes[agent.process].connection(now)
+            connection = self._connection(agent.process, now)
         elif now - agent.at >= _GRACE_SECONDS:
             connection = Connection.DISCONNECTED
         if connection is agent.seen.connection:
             return agent.seen
         return msgspec.structs.replace(agent.seen, connection=connection)
+
+    def _connection(self, process: str, now: float) -> Connection:
+        """Return the state of the agents that were connected to another process."""
+        seconds = now - self._alive_until[process]
+        if seconds >= _RECONNECTING_SECONDS:
+            return Connection.DISCONNECTED
+        return Connection.CONNECTED if seconds < 0 else Connection.RECONNECTING
 
 
 @lru_cache(maxsize=64)  # most agents of a fleet send the same header

@@ -109,16 +109,16 @@ class PendingDecisions:
         """Return the decisions of *vm_key* with a number above *after* that fit into one response."""
         room = MAX_ANSWER_BYTES - _ENVELOPE_BYTES
         page: list[str] = []
-        last = self.index
-        known = [each for each in self._by_vm.get(vm_key, ()) if each[0] > after]
-        for index, jws in known:
+        last = after
+        for index, jws in self._by_vm.get(vm_key, ()):
+            if index <= after:
+                continue
             room -= len(jws) + _EACH_BYTES
             if room < 0 or len(page) == MAX_DECISIONS:
-                break
+                return Answer(last, tuple(page), self.epoch)
             page.append(jws)
             last = index
-        is_whole = len(page) == len(known)
-        return Answer(self.index if is_whole else last, tuple(page), self.epoch)
+        return Answer(self.index, tuple(page), self.epoch)
 
     def wait(self, vm_key: str, woken: asyncio.Future[None]) -> None:
         """Complete *woken* when the next decision for *vm_key* arrives."""

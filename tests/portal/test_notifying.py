@@ -176,7 +176,7 @@ def test_agent_that_reconnects_after_a_portal_restart_causes_no_notification(kit
         )
         for vm in (0, 1)
     ]
-    kit.agents.receive({"stopped": 7}, known)
+    kit.agents.receive(["stopped"], known)
     with closing(kit.sender(receiver.url, Kind.AGENT_DISCONNECTED)) as sender:
         _run(kit, sender)
         kit.agents.begins(vm_id_of(0), "")

@@ -47,16 +47,16 @@ def store_agents(connection: Connection, changed: Sequence[StoredAgent], *, proc
 def changes_of_other_processes(
     connection: Connection, *, process: str, known: Mapping[str, int]
 ) -> tuple[dict[str, int], list[StoredAgent]]:
-    """Return the heartbeat of each other process, and the agents that are newer than *known*."""
+    """Return the heartbeats that differ from *known*, and the changed agents."""
     query = select(processes.c.process, processes.c.heartbeat).where(processes.c.process != process)
-    heartbeats = {row.process: row.heartbeat for row in connection.execute(query)}
+    heartbeats = {
+        row.process: row.heartbeat for row in connection.execute(query) if row.heartbeat != known.get(row.process)
+    }
+    columns = [agents.c[field] for field in StoredAgent.__struct_fields__]
     found = []
-    for name, heartbeat in heartbeats.items():
-        last = known.get(name, -1)
-        if heartbeat != last:
-            is_new = (agents.c.process == name) & (agents.c.heartbeat > last)
-            columns = [agents.c[field] for field in StoredAgent.__struct_fields__]
-            found += [StoredAgent(**row._asdict()) for row in connection.execute(select(*columns).where(is_new))]
+    for name in heartbeats:
+        is_new = (agents.c.process == name) & (agents.c.heartbeat > known.get(name, -1))
+        found += [StoredAgent(**row._asdict()) for row in connection.execute(select(*columns).where(is_new))]
     return heartbeats, found
 
 

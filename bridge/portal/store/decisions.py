@@ -131,12 +131,11 @@ def live_decisions(connection: Connection, *, now_seconds: float, after: int = 0
 
     A hold remains valid until its event has ended, regardless of its expiry time.
     """
-    # Read the counter first. Its value is committed, so the next statement sees every row up to it.
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws)
     query = query.where(decisions.c.decision_index > after, _counts(now_seconds)).order_by(decisions.c.decision_index)
     found = [LiveDecision(int(number), vm_key, jws) for number, vm_key, jws in connection.execute(query)]
-    return max([index, *(each.index for each in found[-1:])]), found
+    return index, found
 
 
 def _counts(now_seconds: float) -> ColumnElement[bool]:

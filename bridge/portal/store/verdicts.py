@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Connection, exists, select, update
+from sqlalchemy import Connection, select, update
 
 from bridge.clock import format_time
 from bridge.portal.audit import Entry
@@ -182,17 +182,16 @@ def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Ve
     return {key: counting(of_event, barred) for key, of_event in found.items()}
 
 
-def _has_decisions(connection: Connection, verdict: Verdict) -> bool:
-    """Return whether the portal signed a decision for *verdict*, alone or with others.
+def _has_decisions(connection: Connection, approval: Verdict) -> bool:
+    """Return whether the portal signed a decision for *approval*, alone or with others.
 
-    A decision refers only to the last of the verdicts that led to it. Therefore, the function also checks the other
-    approvals of the same version of the event.
+    A decision refers only to the last of the verdicts that led to it. Therefore, the function checks all approvals of
+    the same version of the event.
     """
-    same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
-    approvals = same & (verdicts.c.choice == Choice.APPROVE.value)
-    sent_to = exists().where(decisions.c.verdict_id == verdicts.c.verdict_id)
-    own = verdicts.c.verdict_id == verdict.verdict_id
-    return connection.execute(select(verdicts.c.verdict_id).where(own | approvals, sent_to)).first() is not None
+    is_same = (verdicts.c.event_key == approval.event_key) & (verdicts.c.digest == approval.digest)
+    query = select(verdicts.c.verdict_id).join(decisions, decisions.c.verdict_id == verdicts.c.verdict_id)
+    query = query.where(is_same, verdicts.c.choice == Choice.APPROVE.value).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def _allowed(connection: Connection, event: EventState | None, allow: Allow) -> EventState:
