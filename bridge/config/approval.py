@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -182,11 +183,13 @@ def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)
-    if settings is None:
-        return None
-    for name, count in Counter(rule.name for rule in settings.rules).items():
+    rules = table.get("rules") if isinstance(table, Mapping) else None
+    names = [rule.get("name") for rule in rules if isinstance(rule, Mapping)] if isinstance(rules, list) else []
+    for name, count in Counter(name for name in names if isinstance(name, str)).items():
         if count > 1:
             mistakes.quote("approval.rules", f"The name {name!r} occurs {count} times. Give each rule a unique name.")
+    if settings is None:
+        return None
     remote = settings.remote
     if remote is not None:
         for sentence in key_mistakes(remote.trusted_keys()):

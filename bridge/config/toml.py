@@ -64,7 +64,8 @@ def convert(
 
     If each key is valid by itself, the function calls the constructor of *struct*. A ValueError or TypeError of the
     constructor means that the keys are invalid in combination, and becomes a mistake of the table. *stricter* contains
-    the types of fields that are stricter than the declared types.
+    the types of fields that are stricter than the declared types. The constructor is called even if a value of such a
+    field is invalid, because it does not depend on optional fields with a stricter type.
     """
     before = len(problems)
     if not isinstance(table, Mapping):
@@ -73,16 +74,19 @@ def convert(
         return None
     fields = msgspec.structs.fields(struct)
     wanted = {field.name: field.type for field in fields} | dict(stricter)
-    for field in fields:
-        if field.required and field.name not in table:
-            problems.add(join(path, field.name), f" is missing. It must be {in_words(wanted[field.name])}.")
-    values = {
-        name: _convert_value(table[name], kind, join(path, name), problems)
-        for name, kind in wanted.items()
-        if name in table
-    }
+    required = [field.name for field in fields if field.required]
+    for name in required:
+        if name not in table:
+            problems.add(join(path, name), f" is missing. It must be {in_words(wanted[name])}.")
+    values = {}
+    for name in [each for each in wanted if each in table]:
+        known = len(problems)
+        value = _convert_value(table[name], wanted[name], join(path, name), problems)
+        if len(problems) == known:
+            values[name] = value
     made = None
-    if len(problems) == before:
+    invalid = (wanted.keys() & table.keys()) - values.keys()
+    if values.keys() >= set(required) and invalid <= stricter.keys():
         try:
             made = struct(**values)
         except (ValueError, TypeError, BridgeError) as exc:

@@ -132,6 +132,16 @@ def test_all_errors_of_a_file_are_reported_together(mistakes_of: Refuse) -> None
     ]
 
 
+def test_invalid_key_does_not_hide_an_error_of_several_keys(mistakes_of: Refuse) -> None:
+    rule = '[[approval.rules]]\nname = "a"\naction = "{}"\n'
+    sink = HOOK + 'timeout_seconds = "5s"\nsecret_file = "a"\nsecret_env = "B"\n'
+    said = "\n".join(mistakes_of(sink + rule.format("aprove") + rule.format("approve")))
+    assert "timeout_seconds" in said
+    assert "secret_file and secret_env exclude one another" in said
+    assert "approval.rules[0].action" in said
+    assert "The name 'a' occurs 2 times." in said
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
