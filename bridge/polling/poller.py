@@ -186,6 +186,8 @@ class Poller:
             due = self._due = max(self._due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())
             self._sleep()
+            if self._due == -math.inf:  # `reconfigure` ended the wait
+                self._due = self._clock.monotonic()
             if self._sampler is not None:
                 self._sampler.sample_poll(self._clock.monotonic() - due)
         self.loop_watch.idle()

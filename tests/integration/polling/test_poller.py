@@ -1,6 +1,7 @@
 """The poller with a real outbox. Responses of IMDS come from a list, and time from a manual clock."""
 
 import logging
+import queue
 import random
 import sys
 import threading
@@ -16,6 +17,7 @@ from bridge.events.event import Document, ScheduledEvent, VmIdentity
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
+from bridge.system.threads import run_daemon
 from bridge.testing import ManualClock
 from sinks.command import CommandConfig, CommandSink
 
@@ -177,6 +179,22 @@ def test_stale_front_end_ends_no_event_across_agent_restarts(bench):
     assert len(endings) <= 1
     bench.poll(document(5), times=302)
     assert bench.told[-1] == ("completed", "inferred")
+
+
+def test_reload_polls_once_and_then_waits_for_the_interval(bench):
+    stop, polls = threading.Event(), queue.SimpleQueue()
+    bench.imds.scheduled_events = lambda: polls.put(None) or document(4)
+    bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=60.0)
+    running = run_daemon("poll", bench.poller.run, stop)
+    polls.get(timeout=10)
+    time.sleep(0.2)  # the poll ends, and the poller waits
+    bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=60.0)
+    polls.get(timeout=10)
+    with pytest.raises(queue.Empty):
+        polls.get(timeout=0.3)
+    stop.set()
+    bench.poller.wake()
+    running.result(10)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the drain script is a shell script")
