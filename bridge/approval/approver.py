@@ -376,7 +376,10 @@ class Approver:
             settings = self._command_for(approval, state, context)
             record = self._outbox.read(records.last_record, approval.event.key)
             if settings is not None and settings.command is not None and record is not None:
-                self._commands.start(approval, settings, record)
+                try:
+                    self._commands.start(approval, settings, record)
+                except RuntimeError as error:  # other approvals must not wait until a thread can start
+                    self._log.problem("command", logging.ERROR, f"The command of an approval did not start: {error}")
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> CommandSettings | None:
         """Return the settings that contain the approval's command, or None if it must not start."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 
 import msgspec
 import pytest
@@ -103,6 +104,22 @@ def test_command_runs_before_the_request_for_a_portal_approval(kit, drain):
     assert drain.runs == [["E-1", "E-1", ""]]
     assert kit.outcomes == [("approved", "accepted")]
     assert reasons(kit) == ["the night shift knows"]
+
+
+def test_command_without_a_thread_delays_no_other_approval(kit, drain, monkeypatch):
+    def start(thread, *, original=threading.Thread.start):
+        if thread.name.startswith("approval:command"):
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    slow = RuleSettings(name="slow", action="approve", event_types=("Freeze",), command=drain.command)
+    begin(kit, None, rules=(slow, RuleSettings(name="quick", action="approve")))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    mine = {"resources": ("vm_0",)}
+    events = kit.event("E-1", event_type="Freeze", **mine), kit.event("E-2", event_type="Reboot", **mine)
+    see(kit, *events)
+    kit.go(5, *events)
+    assert kit.imds.posts == [["E-2"]]
 
 
 def test_failed_command_approves_nothing_until_a_new_decision(kit, drain):
