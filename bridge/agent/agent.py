@@ -50,7 +50,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id, seconds_since_boot
-from bridge.system.ephemeral_disk import why_ephemeral
+from bridge.system.ephemeral_disk import warn_if_ephemeral
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
 
@@ -187,16 +187,14 @@ class Agent:
         self._route()
         if stop():
             return
-        ephemeral = why_ephemeral(self._directory)
-        if ephemeral is not None:
-            logger.warning("%s", ephemeral)
-        self.metrics.state_is_ephemeral(is_ephemeral=ephemeral is not None)
+        is_ephemeral = warn_if_ephemeral(self._directory)
+        self.metrics.state_is_ephemeral(is_ephemeral=is_ephemeral)
         self.poller.downtime = downtime_after(
             read_stamp(self._directory),
             current_boot_id=boot_id(),
             now=self._sampler.began_at,
             seconds_since_boot=seconds_since_boot(),
-            is_ephemeral=ephemeral is not None,
+            is_ephemeral=is_ephemeral,
         )
         stamp_stop(self._directory, is_near=False)  # so that the next start does not measure this boot again
         self.pool.start_missing(self._settings.sinks)

@@ -9,6 +9,7 @@ package rich is not installed, the demo prints the records as JSON lines.
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +28,7 @@ from bridge.cli.terminal import is_terminal, say
 from bridge.config.loader import read
 from bridge.errors import BridgeError, DeliveryFailed
 from bridge.outbox import deliveries
+from bridge.system import ephemeral_disk
 from bridge.testing import Change, Scenario, Simulator, load_scenario
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def demo(*, with_portal: bool) -> None:
         return
     stop = set_by_signals()
     # The demo keeps nothing, so it needs no warning that its directory is temporary.
-    logging.getLogger("bridge.system.ephemeral_disk").setLevel(logging.ERROR)
+    logging.getLogger(ephemeral_disk.__name__).setLevel(logging.ERROR)
     scenario = load_scenario(_SCENARIO)
     with _temporary_directory() as directory:
         _play(scenario, _view(scenario), Path(directory), stop)
@@ -88,11 +90,13 @@ class JsonLines:
         """Print nothing."""
 
     def refresh(self) -> None:
-        """Raise BrokenPipeError if standard output is a closed pipe."""
+        """Raise BrokenPipeError if the reader of standard output has ended."""
         for probe in self._probes:
             try:
                 probe.check()
             except DeliveryFailed as failed:
+                if sys.stdout is None:
+                    raise
                 raise BrokenPipeError from failed
 
     def end(self, *, is_whole: bool) -> None:

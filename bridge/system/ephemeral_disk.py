@@ -8,10 +8,13 @@ dead server would block the check.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from pathlib import Path, PureWindowsPath
+
+logger = logging.getLogger(__name__)
 
 _MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs"})
 _LAYERS = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs", "squashfs"})
@@ -21,6 +24,14 @@ _MARK = "DATALOSS_WARNING_README.txt"
 _TEMPORARY = "on Azure's temporary disk, which is empty after a redeploy, a resize, or a deallocation"
 #: ID, parent, device, top directory, mount point, options, "-", type (proc_pid_mountinfo(5)).
 _LINE = re.compile(r"\d+ \d+ (\d+):\d+ (\S+) (\S+) .*? - (\S+) ")
+
+
+def warn_if_ephemeral(directory: Path) -> bool:
+    """Log a warning if *directory* does not survive a redeploy. Return whether this is the case."""
+    why = why_ephemeral(directory)
+    if why is not None:
+        logger.warning("%s", why)
+    return why is not None
 
 
 def why_ephemeral(directory: Path, *, root: Path = Path("/")) -> str | None:

@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -189,3 +191,17 @@ def test_demo_exits_0_without_an_error_on_a_broken_pipe(tmp_path):
     assert run.finish() == 0
     assert time.monotonic() - at < _PROMPT_SECONDS
     assert (run.stderr, run.left_behind) == (b"", [])
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a memory file system")
+def test_demo_does_not_warn_that_its_temporary_directory_is_in_memory(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        run = Run(tmp_path / "run", TMPDIR=memory)
+        assert (run.finish(), run.stderr) == (0, b"")
+
+
+def test_demo_with_closed_standard_output_fails_with_the_reason(tmp_path):
+    command = ["sh", "-c", 'exec "$0" "$@" >&-', *_DEMO]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_PROMPT_SECONDS)
+    assert run.returncode == 1
+    assert "Standard output is closed" in run.stderr
