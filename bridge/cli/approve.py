@@ -166,6 +166,6 @@ def _outcome(agent: ControlClient, decision: StoredDecision) -> int:
             return complain(f"not approved ({found.outcome}): {found.message}", code=ExitCode.FAILED)
     return complain(
         f"No result after {_OUTCOME_SECONDS:g} s. The agent keeps trying until the event starts or changes, or until "
-        "someone holds the event. To see the result, run `events`.",
+        "someone holds the event. The log of the agent gives the reason. To see the result, run `events`.",
         code=ExitCode.FAILED,
     )

@@ -122,7 +122,7 @@ class TemplateFormat(Format):
             except DeliveryError as error:
                 hint = " Put {% if event %} around the text about the event." if record.event is None else ""
                 hint = hint or " Many fields of a real record can be null."
-                raise ValueError(f"For a record of transition {record.transition.value}: {error}{hint}") from None
+                raise ValueError(f"For a record of transition {record.transition.value}: {error}.{hint}") from None
         if not any(messages):
             raise ValueError(
                 "The template creates a blank text for every record, so the sink would never send a request."
