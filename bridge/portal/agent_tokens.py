@@ -4,11 +4,7 @@ A challenge is a nonce for an attested document. It contains a time and a MAC, s
 age without a database. Azure limits a nonce to 32 characters.
 
 A token is a JWT (HS256) that identifies one VM and is valid for one hour. Any portal process with the secret can verify
-the token. `AgentTokens.vm_id_of` rejects a token that is too long, malformed, expired, or signed with an unknown
-secret.
-
-To rotate the secret, insert the new secret as the first line of the secret file, and keep the old secret on the second
-line. The portal signs new tokens with the first secret and accepts tokens signed with any secret in the file.
+the token. During a rotation, the portal signs with the first secret of the file and accepts all secrets of the file.
 """
 
 from __future__ import annotations

@@ -66,8 +66,6 @@ class RecordWriter:
                 for records, stored in batch:
                     # After a failure, store each request alone, because one request must not block the others.
                     own = error if error is None or len(batch) == 1 else await self._store_records(records)
-                    if stored.done():
-                        continue
                     if own is None:
                         stored.set_result(None)
                     else:

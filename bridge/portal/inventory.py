@@ -17,7 +17,6 @@ from bridge.events.event import normal_name
 from bridge.portal.grants import group_names
 
 _VM_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_MOST_BYTES = 64 * 1024 * 1024
 
 
 class InventoryInvalid(BridgeError):
@@ -38,11 +37,8 @@ def read_inventory(path: Path) -> list[InventoryEntry]:
     A JSON file contains a list of objects, and a CSV file has a header line. Each VM has the fields `vmId`, `name`,
     `resourceGroup`, and `labels`. The labels are an object in JSON, and ``name=value;name=value`` in CSV.
     """
-    if path.stat().st_size > _MOST_BYTES:
-        raise InventoryInvalid(f"{path} has more than {_MOST_BYTES} bytes.")
-    content = path.read_bytes()
     try:
-        text = content.decode("utf-8-sig")
+        text = path.read_text("utf-8-sig")
         rows: Any = json.loads(text) if path.suffix == ".json" else list(csv.DictReader(io.StringIO(text)))
     except (ValueError, csv.Error, RecursionError) as error:
         raise InventoryInvalid(f"{path} is not a valid CSV or JSON file: {error}.") from error

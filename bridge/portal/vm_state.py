@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -91,7 +90,7 @@ class VmState(msgspec.Struct, kw_only=True):
         if record.stream_id not in self.streams:
             streams = [*self.streams.items(), (record.stream_id, received_at)]
             self.streams = dict(streams[-_MOST_STREAMS:])
-        position, observed_at = self.position_of(record), self.reported_at(record)
+        position, observed_at = self.position_of(record), min(record.observed_at, received_at)
         self.name = self.name or record.vm.name or None
         if position > self.position:
             self.position, self.observed_at, self.vm, self.labels = position, observed_at, record.vm, record.labels
@@ -117,10 +116,6 @@ class VmState(msgspec.Struct, kw_only=True):
             if stream.version == _VERSION_7:
                 milliseconds = min(milliseconds, stream.int >> _TIME_SHIFT)
         return milliseconds, record.stream_id.lower(), record.sequence, record.id
-
-    def reported_at(self, record: TransitionRecord) -> str:
-        """Return `observed_at` of the new *record*, but at most its time of arrival."""
-        return min(format_time(parse_time(record.observed_at)), self.heard_at)
 
     def claim_name(self) -> bool:
         """Compute the key of the name. Return False if the VM has none or has claimed one."""
@@ -152,5 +147,5 @@ def groups_of(vm: VmState) -> tuple[str, ...]:
 
 def places_of(vm: VmState) -> tuple[str, ...]:
     """Return the region and the subscription that *vm* reports. A scope cannot contain them."""
-    places: Mapping[str, str | None] = {"region": vm.vm.location, "subscription": vm.vm.subscription_id}
-    return tuple(f"{name}:{value.casefold()}" for name, value in places.items() if value and "\n" not in value)
+    places = (("region", vm.vm.location), ("subscription", vm.vm.subscription_id))
+    return tuple(f"{name}:{value.casefold()}" for name, value in places if value and "\n" not in value)

@@ -40,7 +40,6 @@ _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transit
 _REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 #: The estimated size of the database rows for a record, without its text.
 ROW_BYTES = 1_024
-_MOST_HASHES = 100
 _THIN = "-thin"
 
 #: The keys of the event and of the VM.
@@ -207,7 +206,8 @@ def _changes(
     contents: dict[_ViewKey, ScheduledEvent] = {}
     for key, record, event in reports:
         vm = known[key[1]]
-        after[key] = view_after(after.get(key), record, event, vm.position_of(record), vm.reported_at(record))
+        at = min(record.observed_at, vm.heard_at)  # a time in the future counts as the arrival
+        after[key] = view_after(after.get(key), record, event, vm.position_of(record), at)
         # The view can have another content: of a newer record, or of an earlier record with the same ID.
         if after[key].variant == version_of(event).variant:
             contents[key] = event
@@ -248,7 +248,7 @@ def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
 
     A refusal counts only if it comes from the VM that the decision is for.
     """
-    hashes = () if record.approval is None else record.approval.jws_sha256[:_MOST_HASHES]
+    hashes = () if record.approval is None else record.approval.jws_sha256
     is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)
     of_decision = select(decisions.c.event_key).where(is_own)
     is_refused = record.transition in _REFUSED
