@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from argon2 import PasswordHasher
 from sqlalchemy import Connection
 
 from bridge.clock import REAL_CLOCK, format_time
@@ -21,12 +22,11 @@ from bridge.portal.check_config import problems
 from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.migrations import current
 from bridge.portal.serve import Portal
-from bridge.portal.settings import database_file, find, load
+from bridge.portal.settings import database_file, load
 from bridge.portal.store.audit import add_entries, all_entries, count, entries, entry_with_hash
 from bridge.portal.store.database import Store
 from bridge.portal.store.users import User, all_users, find_user, put_user
 from bridge.portal.user_names import LOCAL, MOST_CHARACTERS, issuer_of, local_key, user_name_in
-from bridge.portal.users import hashed
 
 SHORTEST_PASSWORD = 12
 
@@ -43,12 +43,12 @@ class Verified(NamedTuple):
 
 def serve(config: Path | None) -> None:
     """Run the portal until a signal stops it."""
-    Portal(load(find(config))).run()
+    Portal(load(config)).run()
 
 
 def check_config(config: Path | None, *, connect: bool) -> list[str]:
     """Return a sentence for each problem. Raise ConfigurationError if the file is invalid."""
-    return list(problems(load(find(config)), connect=connect))
+    return list(problems(load(config), connect=connect))
 
 
 def migrate(config: Path | None) -> tuple[str | None, str]:
@@ -169,7 +169,7 @@ def _write(
 def _hash_of(password: str | None) -> str | None:
     if password is not None and len(password) < SHORTEST_PASSWORD:
         raise BridgeError(f"A password must have at least {SHORTEST_PASSWORD} characters.")
-    return None if password is None else hashed(password)
+    return None if password is None else PasswordHasher().hash(password)
 
 
 def _scope(texts: Sequence[str]) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def export(config: Path | None, form: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(config: Path | None, *, must_exist: bool = True) -> Iterator[Store]:
-    settings = load(find(config))
+    settings = load(config)
     where = settings.database.url or database_file(settings)
     missing = BridgeError(f"No database exists at {where}. The first start or `portal migrate` creates it.")
     if must_exist and isinstance(where, Path) and not where.exists():

@@ -49,7 +49,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     name: str
-    groups: tuple[str, ...]
+    groups: tuple[object, ...]
     refresh_token: str | None
 
 
@@ -119,13 +119,12 @@ class OidcProvider:
                 "You are a member of too many groups, so Entra ID does not list them. Ask an administrator to send "
                 "only the groups that are assigned to the application."
             )
-        groups = claims.get(self._settings.groups_claim) or []
-        found = tuple(each for each in groups if isinstance(each, str)) if isinstance(groups, list) else ()
+        groups = claims.get(self._settings.groups_claim)
         refresh = tokens.get("refresh_token")
         return Identity(
             subject=subject,
             name=name,
-            groups=found,
+            groups=tuple(groups) if isinstance(groups, list) else (),
             refresh_token=refresh if isinstance(refresh, str) else None,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -231,10 +231,9 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the secret of the client."""
         return Secret(key="people.oidc.client_secret", file=self.client_secret_file, env=self.client_secret_env)
 
-    def grants(self, groups: Iterable[str]) -> tuple[Grant, ...]:
+    def grants(self, groups: Collection[object]) -> tuple[Grant, ...]:
         """Return the grants of a member of *groups*."""
-        members = frozenset(groups)
-        mapped = [each for each in self.groups if each.group in members]
+        mapped = [each for each in self.groups if each.group in groups]
         return tuple(Grant(role=each.role, scope=tuple(map(scope_group, each.scope))) for each in mapped)
 
 
@@ -360,14 +359,12 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
     return settings
 
 
-def load(path: Path) -> PortalSettings:
-    """Return the settings of the file at *path*. Raise ConfigurationError with all errors."""
-    return read(parsed(path))
+def load(path: Path | None) -> PortalSettings:
+    """Return the settings of the file at *path*. Raise ConfigurationError with all errors.
 
-
-def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the configuration file: *explicit*, from the environment, or the default."""
-    return explicit or Path(environ.get(CONFIG_VARIABLE) or SYSTEM_CONFIG)
+    If *path* is None, the environment variable CONFIG_VARIABLE contains the path. The default is SYSTEM_CONFIG.
+    """
+    return read(parsed(path or Path(os.environ.get(CONFIG_VARIABLE) or SYSTEM_CONFIG)))
 
 
 def database_file(settings: PortalSettings, environ: Mapping[str, str] = os.environ) -> Path:

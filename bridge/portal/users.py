@@ -287,11 +287,6 @@ def new_session_id() -> str:
     return secrets.token_urlsafe(_SESSION_BYTES)
 
 
-def hashed(password: str) -> str:
-    """Return the argon2id hash of *password*."""
-    return PasswordHasher().hash(password)
-
-
 def _is_right(password_hash: str, password: str) -> bool:
     try:
         return PasswordHasher().verify(password_hash, password)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from argon2 import PasswordHasher
 from fleet_records import fleet_record
 from fold_kit import only_event
 from portal_users import grant, local_user, person_of
@@ -18,11 +19,11 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.users import put_user, user_of
 from bridge.portal.user_names import local_key
-from bridge.portal.users import AccessDenied, Person, Users, hashed
+from bridge.portal.users import AccessDenied, Person, Users
 from bridge.testing import ManualClock
 
 PASSWORD = "correct horse battery staple"  # of a test
-HASH = hashed(PASSWORD)
+HASH = PasswordHasher().hash(PASSWORD)
 AT = "2026-11-20T11:00:00.000Z"
 HOST = {"host": "portal.example.net", "origin": "https://portal.example.net"}
 
