@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from bridge.clock import format_time, parse_time
 from bridge.portal.fleet import EventState
-from bridge.portal.signing import NO_AGENT, addressees, decisions_for, why_unreachable
+from bridge.portal.signing import addressees, decisions_for, why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.decisions import NewDecision, newest_iat
@@ -56,6 +56,7 @@ async def submit(
     if site.key is None:
         raise VerdictRefused(NO_KEY)
     now = site.clock.now()
+    at = format_time(now)
     new = [
         Verdict(
             verdict_id=str(uuid.uuid4()),
@@ -65,7 +66,7 @@ async def submit(
             person_key=person.key,
             user_name=person.name,
             reason=one_line(reason.strip(), _MOST_REASON_CHARACTERS),
-            made_at=format_time(now),
+            made_at=at,
             expires_at=format_time(now + timedelta(seconds=valid_seconds)),
         )
         for key, digest in digests.items()
@@ -73,7 +74,7 @@ async def submit(
     results = await site.store.write(
         add_verdicts,
         new,
-        now=now,
+        at=at,
         required=site.required,
         sign=partial(_sign, site, now),
         allow=partial(_check, site, person, choice),
@@ -95,7 +96,7 @@ async def withdraw(site: Site, person: Person, verdict_id: str) -> AcceptedVerdi
         withdraw_verdict,
         verdict_id,
         by=Lift(person_key=person.key, user_name=person.name, expires_at=until),
-        now=now,
+        at=format_time(now),
         required=site.required,
         sign=partial(_sign, site, now),
         allow=partial(_check, site, person, Choice.HOLD),
@@ -131,6 +132,6 @@ def _sign(
         agents = site.connected_agents.of(vm.vm_key for vm in event.vms)
         vm_keys = [vm.vm_key for vm in addressees(event, agents, site.key.kid)]
         if not vm_keys:
-            raise VerdictRefused(f"{NO_AGENT}: {why_unreachable(event, agents, site.key.kid)}.", event=event)
+            raise VerdictRefused(why_unreachable(event, agents, site.key.kid), event=event)
     newest = newest_iat(connection, event.key)
     return decisions_for(vm_keys, event, ruling, signer=site.key, now=now, newest_iat=newest)

@@ -66,8 +66,12 @@ class LongPoll:
             poll = self._begin(scope)
             if poll.index > self._pending_decisions.index:
                 await self._pending_decisions.catch_up()  # the agent might have polled another process before
+            # After a restore, the index of an agent can be larger. The portal then sends all decisions.
+            after = poll.index if poll.index <= self._pending_decisions.index else 0
+            has_new = after == 0 or self._pending_decisions.has_new(poll.vm_key, after)
             scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
-            if not self._is_due(poll) and not await self._wait_for_decision(poll, scope[CONNECTION]):
+            is_due = has_new or self._pending_decisions.is_stopping
+            if not is_due and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
         except RequestRefused as error:
             response = error_answer(error.status, str(error))
@@ -75,7 +79,6 @@ class LongPoll:
             self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
             response = error_answer(503, "The database is not available.")
         else:
-            after = 0 if poll.index > self._pending_decisions.index else poll.index
             headers = {"Connection": "close"} if self._pending_decisions.is_stopping else {}
             response = json_answer(self._pending_decisions.answer(poll.vm_key, after), headers=headers)
         finally:
@@ -105,14 +108,6 @@ class LongPoll:
             vm_key, headers.get(HEADER, ""), index=received_index, is_attested=own_vm is not None
         )
         return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
-
-    def _is_due(self, poll: Poll) -> bool:
-        is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
-        return (
-            is_first_or_lost
-            or self._pending_decisions.is_stopping
-            or self._pending_decisions.has_new(poll.vm_key, poll.index)
-        )
 
     async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
         """Wait for a decision. Return False if the client has disconnected."""

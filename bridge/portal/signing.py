@@ -26,8 +26,6 @@ _HOLD_SECONDS = 86_400.0
 _STREAM = "stream:"
 _LEAST_STEP_SECONDS = 0.001
 
-NO_AGENT = "No agent would follow an approval now"
-
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
     """Return the VMs that get an approval."""
@@ -44,11 +42,12 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
 
 
 def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str:
-    """Return a reason for each VM if no agent would act on an approval. Otherwise, return ""."""
+    """Return a sentence with a reason for each VM if no agent would act on an approval, or ""."""
     if addressees(event, agents, kid):
         return ""
     no_command = "has no command that covers all VMs of the event"
-    return "; ".join(f"{vm.name or vm.vm_key} {_why_not(vm, event, agents, kid) or no_command}" for vm in event.vms)
+    reasons = [f"{vm.name or vm.vm_key} {_why_not(vm, event, agents, kid) or no_command}" for vm in event.vms]
+    return f"No agent would follow an approval now: {'; '.join(reasons)}."
 
 
 def _why_not(vm: VmOfEvent, event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> str | None:

@@ -25,7 +25,7 @@ from bridge.portal.decision_progress import (
 )
 from bridge.portal.fleet import EventState, State, undecidable
 from bridge.portal.sentences import clock_text, how_many, lifting, these, vm_names
-from bridge.portal.signing import NO_AGENT, why_unreachable
+from bridge.portal.signing import why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails
 from bridge.portal.users import Person
@@ -171,7 +171,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return ""
         unreachable = why_unreachable(event, self.agents, self.site.kid or "")
         if unreachable:
-            return f"{NO_AGENT}: {unreachable}."
+            return unreachable
         if ruling.outcome is Outcome.WAITING and self.person.key in {each.person_key for each in ruling.verdicts}:
             return f"You approved the event. Another person must also approve it. {self._too_few}".rstrip()
         return None

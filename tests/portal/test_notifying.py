@@ -60,7 +60,7 @@ def _decide(kit, choice, *, required=1):
     )
     names = ("vm_0", "vm_1")
     [taken] = kit.store.write(
-        add_verdicts, [verdict], now=now, required=required, sign=lambda *_: (), confirmed={KEY: names}
+        add_verdicts, [verdict], at=format_time(now), required=required, sign=lambda *_: (), confirmed={KEY: names}
     )
     assert isinstance(taken, AcceptedVerdict)
     return verdict.verdict_id

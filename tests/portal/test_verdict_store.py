@@ -68,7 +68,7 @@ class Office:
             made_at=format_time(now),
             expires_at=format_time(now + timedelta(minutes=minutes)),
         )
-        [result] = self.store.write(add_verdicts, [verdict], now=now, required=required, sign=self.sign)
+        [result] = self.store.write(add_verdicts, [verdict], at=format_time(now), required=required, sign=self.sign)
         if isinstance(result, VerdictRefused):
             raise result
         return result
@@ -76,7 +76,7 @@ class Office:
     def withdraw(self, verdict_id, name, *, required=1, now=DECIDED):
         key = name if "://" in name else local_key(name)
         by = Lift(person_key=key, user_name=name, expires_at=format_time(now + timedelta(hours=1)))
-        return self.store.write(withdraw, verdict_id, by=by, required=required, now=now, sign=self.sign)
+        return self.store.write(withdraw, verdict_id, by=by, required=required, at=format_time(now), sign=self.sign)
 
     @property
     def event(self):

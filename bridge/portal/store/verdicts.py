@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 
 import msgspec
 from sqlalchemy import Connection, select, update
 
-from bridge.clock import format_time
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState, undecidable
 from bridge.portal.requests import RequestRefused
@@ -81,7 +79,7 @@ def add_verdicts(
     connection: Connection,
     new: Sequence[Verdict],
     *,
-    now: datetime,
+    at: str,
     required: int,
     sign: Sign,
     allow: Allow = lambda *_: None,
@@ -96,7 +94,7 @@ def add_verdicts(
     *confirmed* maps the key of an event to the names in Resources that no agent confirms, but that the person confirmed
     explicitly.
     """
-    at, names = format_time(now), confirmed or {}
+    names = confirmed or {}
     keys = sorted({each.event_key for each in new})
     lock_events(connection, keys)
     found, said = events_of(connection, keys, now=at), _counting(connection, keys)
@@ -133,7 +131,7 @@ def withdraw(
     verdict_id: str,
     *,
     by: Lift,
-    now: datetime,
+    at: str,
     required: int,
     sign: Sign,
     allow: Allow = lambda *_: None,
@@ -148,7 +146,6 @@ def withdraw(
     key = connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
     if key is None:
         raise VerdictRefused("This verdict does not exist.", status=404)
-    at = format_time(now)
     lock_events(connection, [key])
     event = _allowed(connection, event_of(connection, key, now=at), allow)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
