@@ -116,8 +116,7 @@ def set_password(config: Path | None, name: str, password: str | None) -> User:
 
 def disable_user(config: Path | None, name: str) -> User:
     """Disable a user."""
-    at = format_time(REAL_CLOCK.now())
-    return _change(config, "user_disabled", name, {}, lambda _: {"disabled_at": at})
+    return _change(config, "user_disabled", name, {}, lambda _: {"disabled_at": format_time(REAL_CLOCK.now())})
 
 
 def enable_user(config: Path | None, name: str) -> User:

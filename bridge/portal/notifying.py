@@ -34,14 +34,7 @@ from bridge.portal.connected_agents import ConnectedAgents, Connection
 from bridge.portal.fleet import EventSummary
 from bridge.portal.notify_settings import Kind, NotifySettings
 from bridge.portal.store.database import Store, StoreUnavailable
-from bridge.portal.store.notifications import (
-    Finding,
-    Notification,
-    claim,
-    find,
-    settle,
-    store_new,
-)
+from bridge.portal.store.notifications import Finding, Notification, claim, find, settle, store_new
 from bridge.portal.webhook_signatures import signature_headers, usable_keys
 from bridge.system.secrets import masked
 from bridge.text import excerpt, one_line

@@ -69,20 +69,10 @@ vms = _table(
 )
 
 #: The VM that owns each name within a subscription and resource group. The first VM that reports a name owns the name.
-names = _table(
-    "names",
-    *_key(Text, "name_key"),
-    *_required(Text, "vm_key"),
-    Index(None, "vm_key"),
-)
+names = _table("names", *_key(Text, "name_key"), *_required(Text, "vm_key"), Index(None, "vm_key"))
 
 #: The rows of the inventory file. `properties` contains the hash of the file.
-inventory = _table(
-    "inventory",
-    *_key(Text, "vm_key"),
-    *_required(Text, "name", "groups"),
-    Index(None, "name"),
-)
+inventory = _table("inventory", *_key(Text, "vm_key"), *_required(Text, "name", "groups"), Index(None, "name"))
 
 #: The newest report of an event from each VM (`bridge.portal.fleet.View`).
 event_vms = _table(
@@ -116,11 +106,7 @@ events = _table(
 
 #: The groups of the event's VMs, for scopes and filters: ``resource_group:west``, ``labels.team:payments``,
 #: ``region:westeurope``, ``subscription:ID``.
-event_groups = _table(
-    "event_groups",
-    *_key(Text, "event_key", "name"),
-    Index(None, "name", "event_key"),
-)
+event_groups = _table("event_groups", *_key(Text, "event_key", "name"), Index(None, "name", "event_key"))
 
 #: The agents and the portal process that each agent polled last. A row remains for a day after the agent disconnects.
 #: When a process stops, another process takes over its rows.
@@ -199,12 +185,7 @@ audit = _table(
 )
 
 #: The events of each audit entry.
-audit_events = _table(
-    "audit_events",
-    *_key(Text, "event_key"),
-    *_key(BigInteger, "entry"),
-    Index(None, "entry"),
-)
+audit_events = _table("audit_events", *_key(Text, "event_key"), *_key(BigInteger, "entry"), Index(None, "entry"))
 
 #: Counters. A transaction locks the row until its commit, so numbers become visible in order.
 counters = _table("counters", *_key(Text, "name"), *_required(BigInteger, "value"))

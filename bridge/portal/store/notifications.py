@@ -101,20 +101,15 @@ def store_new(connection: Connection, target: str, found: Sequence[Finding], *, 
 
 
 def claim(connection: Connection, target: str, *, now: str, until: str) -> Notification | None:
-    """Claim the next due notification for *target* until the time *until*.
-
-    Return None if no notification is due, or if another process has just claimed the notification.
-    """
+    """Return the next due notification for *target*, claimed until *until*, or None."""
     table = notifications.c
+    # The update checks the condition again, because another process can have claimed the row since the query.
     is_due = (table.target == target) & table.is_done.is_(False) & (table.due_at <= now)
-    next_due = select(notifications).where(is_due).order_by(table.due_at, table.notification_id).limit(1)
-    row = connection.execute(next_due).first()
+    next_due = select(table.notification_id).where(is_due).order_by(table.due_at, table.notification_id).limit(1)
+    taken = update(notifications).where(is_due, table.notification_id == next_due.scalar_subquery())
+    taken = taken.values(due_at=until, attempts=table.attempts + 1)
+    row = connection.execute(taken.returning(notifications)).first()
     if row is None:
-        return None
-    # Another process can have claimed or even sent the notification since the query.
-    is_row = is_due & (table.notification_id == row.notification_id) & (table.attempts == row.attempts)
-    taken = update(notifications).where(is_row).values(due_at=until, attempts=table.attempts + 1)
-    if connection.execute(taken).rowcount != 1:
         return None
     kind, vm_key = Kind(row.kind), row.occurrence if row.kind == Kind.AGENT_DISCONNECTED else ""
     query, occurrence = _query(kind, now)
@@ -129,7 +124,7 @@ def claim(connection: Connection, target: str, *, now: str, until: str) -> Notif
         vm_key=vm_key,
         vm_name=vm_names(connection, [vm_key]).get(vm_key, vm_key),
         alone=sum(each.count for each in alone),
-        attempts=row.attempts + 1,
+        attempts=row.attempts,
     )
 
 
