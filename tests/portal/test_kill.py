@@ -152,9 +152,8 @@ def test_decision_stored_just_before_a_kill_is_delivered_after_the_restart(killa
         while "held_polls 1.0" not in requests.get(f"{killable.operator_url}/metrics", timeout=20).text:
             assert time.monotonic() < until
             time.sleep(0.02)
-        killable.process.send_signal(signal.SIGSTOP)  # so that no poll completes between the commit and the kill
         store = Store.of_file(killable.directory / "portal.db")
-        numbers, _ = store.write(insert_decisions, [_stored(token)], at="2026-11-20T11:00:30.000Z")
+        numbers = store.write(_stop_and_insert, killable.process, _stored(token))
         assert list(numbers.values()) == [2]
         store.close()
         killable.kill()
@@ -163,6 +162,15 @@ def test_decision_stored_just_before_a_kill_is_delivered_after_the_restart(killa
     killable.start()
     answer = _ask(killable, index=1, wait=60)
     assert (answer["index"], answer["decisions"]) == (2, [token])
+
+
+def _stop_and_insert(connection, process, decision):
+    """Stop *process* while this transaction has the write lock, because a stopped process never releases the lock.
+
+    No poll completes between the commit and the kill.
+    """
+    process.send_signal(signal.SIGSTOP)
+    return insert_decisions(connection, [decision], at="2026-11-20T11:00:30.000Z")[0]
 
 
 def _ask(portal, *, index, wait):
