@@ -14,29 +14,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
 from bridge.portal import api, pages
 from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.authentication import Authenticator
-from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.ingest import Ingest
-from bridge.portal.login import LoginPages
 from bridge.portal.maintenance import Maintenance
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.notifying import NotificationSender
-from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer, json_answer
-from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
 from bridge.portal.store.verdicts import VerdictRefused
-from bridge.portal.users import Users
 from bridge.portal.verdicts import too_few
 
 logger = logging.getLogger(__name__)
@@ -53,7 +47,7 @@ class Application:
     ) -> None:
         self._settings = settings
         self._log = ThrottledLog(logger, clock=clock)
-        self.site = site = _site(settings, threads=threads, metrics=metrics, clock=clock)
+        self.site = site = Site(settings, store=threads, metrics=metrics, clock=clock)
         attested = settings.agents.attested
         self._agents: AgentRoutes | None = None
         if attested is not None:
@@ -166,26 +160,6 @@ class Application:
         answer = self.site.login.problem(request, 503, "The database is not available. Try again in a moment.")
         answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
         return answer
-
-
-def _site(settings: PortalSettings, *, threads: StoreThreads, metrics: PortalMetrics, clock: Clock) -> Site:
-    key, signing = None, settings.signing
-    if signing is not None:
-        key = DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver)
-    users, connected_agents = Users(settings.people, store=threads, clock=clock), ConnectedAgents(clock)
-    live = LiveUpdates(store=threads, users=users, connected_agents=connected_agents, clock=clock)
-    return Site(
-        users=users,
-        store=threads,
-        pending_decisions=PendingDecisions(threads, clock=clock),
-        connected_agents=connected_agents,
-        live=live,
-        login=LoginPages(users=users, live=live, clock=clock),
-        metrics=metrics,
-        clock=clock,
-        key=key,
-        required=settings.people.required_approvals,
-    )
 
 
 def _is_page(request: Request) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock, format_time
 from bridge.portal.connected_agents import ConnectedAgents
@@ -11,25 +9,30 @@ from bridge.portal.login import LoginPages
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.server_sent_events import LiveUpdates
+from bridge.portal.settings import PortalSettings
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.users import Users
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class Site:
     """The parts of the portal that the pages and the JSON API use."""
 
-    users: Users
-    store: StoreThreads
-    pending_decisions: PendingDecisions
-    connected_agents: ConnectedAgents
-    live: LiveUpdates
-    login: LoginPages
-    metrics: PortalMetrics
-    clock: Clock
-    key: DecisionSigner | None
-    """The key that signs the decisions of people."""
-    required: int
-    """The number of people who must approve an event."""
+    def __init__(self, settings: PortalSettings, *, store: StoreThreads, metrics: PortalMetrics, clock: Clock) -> None:
+        self.store = store
+        self.metrics = metrics
+        self.clock = clock
+        self.required = settings.people.required_approvals
+        """The number of people who must approve an event."""
+        self.key: DecisionSigner | None = None
+        """The key that signs the decisions of people."""
+        signing = settings.signing
+        if signing is not None:
+            self.key = DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver)
+        self.users = Users(settings.people, store=store, clock=clock)
+        self.connected_agents = ConnectedAgents(clock)
+        self.pending_decisions = PendingDecisions(store, clock=clock)
+        self.live = LiveUpdates(store=store, users=self.users, connected_agents=self.connected_agents, clock=clock)
+        self.login = LoginPages(users=self.users, live=self.live, clock=clock)
 
     @property
     def kid(self) -> str | None:

@@ -10,14 +10,14 @@ import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
 from portal_users import grant, local_user
 
-from bridge.approval.signing import DecisionSigner, generate_key
+from bridge.approval.signing import generate_key
 from bridge.clock import format_time
 from bridge.events.event import encode
-from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.deciding import submit
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
+from bridge.portal.settings import read
 from bridge.portal.site import Site
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.event_details import verdicts_of
@@ -40,8 +40,7 @@ class Office:
         self.store = Store.of_file(directory / "portal.db")
         self.store.migrate()
         self.clock = ManualClock()
-        pair = generate_key(directory / "portal.key")
-        self._key = DecisionSigner(pair.private_key_file, kid="p1", approver="portal")
+        self._key_file = str(generate_key(directory / "portal.key").private_key_file)
         self.user = local_user("Pam", "approver", "labels.team:payments")
         self.store.write(put_user, self.user)
         until = format_time(self.clock.clock.now() + timedelta(hours=1))
@@ -62,21 +61,13 @@ class Office:
         async def main():
             threads = StoreThreads(self.store)
             books = threads if broken_store is None else StoreThreads(broken_store)
-            connected_agents = ConnectedAgents(self.clock.clock)
+            table = {"agents": {"token_env": "T"}, "signing": {"kid": "p1", "private_key_file": self._key_file}}
+            site = Site(read(table), store=threads, metrics=PortalMetrics(), clock=self.clock.clock)
             for vm in (0, 1):
-                connected_agents.begins(vm_id_of(vm), "")
-            site = Site(
-                users=None,
-                live=None,
-                login=None,
-                store=threads if meanwhile is None else _Slow(threads, meanwhile),
-                pending_decisions=PendingDecisions(books, clock=self.clock.clock),
-                connected_agents=connected_agents,
-                key=self._key,
-                required=1,
-                metrics=PortalMetrics(),
-                clock=self.clock.clock,
-            )
+                site.connected_agents.begins(vm_id_of(vm), "")
+            site.pending_decisions = PendingDecisions(books, clock=self.clock.clock)
+            if meanwhile is not None:
+                site.store = _Slow(threads, meanwhile)
             digests = {KEY: self.store.read(event_of, KEY, now=AT).digest}
             try:
                 [result] = await submit(site, person or self.pam, Choice(word), digests)
