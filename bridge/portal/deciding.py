@@ -113,7 +113,7 @@ async def _notify(site: Site) -> None:
 
 def _check(site: Site, person: Person, choice: Choice, connection: Connection, event: EventState) -> None:
     """Check the current permissions of *person* in the transaction."""
-    now = still(person, connection, at=format_time(site.clock.now()))
+    now = still(connection, person, at=format_time(site.clock.now()))
     if not now.may_see(event):
         raise VerdictRefused(UNKNOWN_EVENT, status=404)
     why_not = now.why_not_decide(event, is_hold=choice is Choice.HOLD)

@@ -107,8 +107,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
         return f"The event includes VMs outside your scope: {', '.join(outside)}." if outside else None
 
 
-def still(person: Person, connection: Connection, *, at: str) -> Person:
-    """Return *person* with the current grants.
+def still(connection: Connection, person: Person, *, at: str) -> Person:
+    """Return *person* with the current grants, and with the stored name.
 
     Raise AccessDenied if the access has ended.
     """
@@ -116,13 +116,13 @@ def still(person: Person, connection: Connection, *, at: str) -> Person:
         found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
             raise AccessDenied(401, "Sign in first.")
-        return msgspec.structs.replace(person, grants=found.grants)
+        return msgspec.structs.replace(person, name=found.user.user_name, grants=found.grants)
     user = store_users.user_of(connection, person.key)
     if user is None:
         return person
     if user.disabled_at is not None:
         raise AccessDenied(403, "This person may not use the portal.")
-    return msgspec.structs.replace(person, grants=user.grants)
+    return msgspec.structs.replace(person, name=user.user_name, grants=user.grants)
 
 
 class Users:
@@ -147,7 +147,8 @@ class Users:
         self.others_may_approve = Role.APPROVER in later
         # Each check of a password needs 64 MiB and takes about 50 ms.
         self._hashing = AddressQueue(running=2, running_of_block=1, waiting=1_000, waiting_of_block=20)
-        self._wrong = _Wrong(clock)
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+        """The times of recent wrong passwords by client address, with the newest address at the end."""
         self._csrf_key = b""
         self._log = ThrottledLog(logger, clock=clock)
 
@@ -256,15 +257,14 @@ class Users:
     async def _proxied(self, said: str) -> Person:
         # A comma means that the header is repeated, and the client might have sent one of the values.
         known = None if "," in said else user_name_in(_as_utf8(said))
-        user = None if known is None else await self._store.read(store_users.user_of, local_key(known))
-        if known is None or (user is not None and user.disabled_at is not None):
+        if known is None:
             raise AccessDenied(403, "This person may not use the portal.")
-        if user is None:
-            return Person(key=local_key(known), name=known, grants=(Grant(role=self._proxy_role),))
-        return Person(key=user.person_key, name=user.user_name, grants=user.grants)
+        person = Person(key=local_key(known), name=known, grants=(Grant(role=self._proxy_role),))
+        return await self._store.read(still, person, at=self._now())
 
     def _check_attempts(self, client: str) -> None:
-        if self._wrong.is_too_many(client):
+        times = self._wrong.get(client)
+        if times is not None and len(times) == _MOST_WRONG and self._clock.monotonic() - times[0] < _WRONG_SECONDS:
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
 
     async def _known(self, name: str | None, password: str, client: str) -> store_users.User:
@@ -274,7 +274,10 @@ class Users:
         is_right = await asyncio.to_thread(_is_right, known or UNUSED_HASH, password)
         if user is not None and known is not None and is_right:
             return user
-        self._wrong.note(client)
+        self._wrong.setdefault(client, deque(maxlen=_MOST_WRONG)).append(self._clock.monotonic())
+        self._wrong.move_to_end(client)
+        if len(self._wrong) > _MOST_REMEMBERED:
+            self._wrong.popitem(last=False)
         self._log.problem("sign-in", logging.WARNING, "A login failed, because the name or the password was wrong.")
         raise AccessDenied(401, "The name or the password is wrong.")
 
@@ -292,24 +295,6 @@ def _is_right(password_hash: str, password: str) -> bool:
         return PasswordHasher().verify(password_hash, password)
     except (VerificationError, InvalidHashError, UnicodeEncodeError):
         return False
-
-
-class _Wrong:
-    """Counts recent wrong passwords by client address."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._times: OrderedDict[str, deque[float]] = OrderedDict()
-
-    def is_too_many(self, client: str) -> bool:
-        times = self._times.get(client)
-        return times is not None and len(times) == _MOST_WRONG and self._clock.monotonic() - times[0] < _WRONG_SECONDS
-
-    def note(self, client: str) -> None:
-        self._times.setdefault(client, deque(maxlen=_MOST_WRONG)).append(self._clock.monotonic())
-        self._times.move_to_end(client)
-        if len(self._times) > _MOST_REMEMBERED:
-            self._times.popitem(last=False)
 
 
 def _begin_session(
