@@ -34,7 +34,6 @@ from bridge.portal.requests import (
     cursor_of,
     error_answer,
     group_of,
-    headers_of,
     json_answer,
     json_of,
     key_of,
@@ -87,7 +86,7 @@ def routes(site: Site, authenticator: Authenticator, root: str) -> list[Route]:
 
     def for_readers(answer: Callable[[Site, Request], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
-            authenticator.check_reader(headers_of(request))
+            authenticator.check_reader(request.headers)
             return await answer(site, request)
 
         return checked
@@ -205,9 +204,8 @@ async def _withdraw(site: Site, request: Request) -> Response:
 
 
 async def _person_of(site: Site, request: Request) -> Person:
-    headers = headers_of(request)
     person = await site.users.person_of(request)
-    site.users.check_change(headers, person, headers.get(_CSRF_HEADER, ""))
+    site.users.check_change(request.headers, person, request.headers.get(_CSRF_HEADER, ""))
     return person
 
 

@@ -21,7 +21,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
 from bridge.portal.cloudevents import received_records
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import RequestRefused, body_of, error_answer, headers_of
+from bridge.portal.requests import RequestRefused, body_of, error_answer
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
@@ -114,7 +114,7 @@ class Ingest:
         return Response(status_code=204)
 
     async def _received(self, request: Request) -> list[ReceivedRecord]:
-        headers, own_vm = headers_of(request), None
+        headers, own_vm = request.headers, None
         if self._authenticator.accepts_signature(headers):
             body = await body_of(request)
             self._authenticator.check_signature(headers, body)

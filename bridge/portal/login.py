@@ -18,7 +18,7 @@ from bridge.portal.addresses import address_of
 from bridge.portal.oidc import LoginRefused
 from bridge.portal.oidc_sessions import OidcSessions
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
-from bridge.portal.requests import Form, RequestRefused, form_of, headers_of, one, own_page
+from bridge.portal.requests import Form, RequestRefused, form_of, one, own_page
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.user_names import LOCAL, issuer_of
@@ -53,7 +53,7 @@ class LoginPages:
 
         async def page(request: Request, person: Person) -> Response:
             form = await form_of(request)
-            self._users.check_change(headers_of(request), person, one(form, "csrf"))
+            self._users.check_change(request.headers, person, one(form, "csrf"))
             return await answer(request, person, form)
 
         return self.requires_login(page)
@@ -66,7 +66,7 @@ class LoginPages:
         """``POST /login``: start a session with a new ID."""
         form = await form_of(request)
         try:
-            self._users.check_origin(headers_of(request))
+            self._users.check_origin(request.headers)
             session_id = await self._users.sign_in(
                 one(form, "name"),
                 one(form, "password"),

@@ -49,14 +49,6 @@ class RequestRefused(BridgeError):
         self.status = status
 
 
-def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers by lowercase name. A comma joins the values of a repeated header."""
-    found: dict[str, str] = {}
-    for name, value in request.headers.items():
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
-
-
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body. Raise RequestRefused if the body has more than *most_bytes*."""
     parts = bytearray()

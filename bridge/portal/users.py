@@ -31,7 +31,7 @@ from bridge.portal.fleet import EventState
 from bridge.portal.grants import Grant, Role, can_approve, scope_of
 from bridge.portal.http_limits import CONNECTION
 from bridge.portal.oidc_sessions import OidcSessions
-from bridge.portal.requests import RequestRefused, headers_of
+from bridge.portal.requests import RequestRefused
 from bridge.portal.settings import PeopleSettings
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
@@ -138,7 +138,7 @@ class Users:
             self.oidc = OidcSessions(settings.oidc, origin=settings.origin or "", store=store, clock=clock)
         self._local_login_from = None if settings.oidc is None else Networks(settings.local_login_from)
         self._origin = settings.origin.lower() if settings.origin else None
-        self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
+        self._proxy_header = settings.proxy_header
         self._proxies = Networks(settings.proxy_addresses)
         self._proxy_role = Role(settings.proxy_role)
         later = [group.role for group in settings.oidc.groups] if settings.oidc else []
@@ -159,9 +159,9 @@ class Users:
     async def person_of(self, request: Request) -> Person:
         """Return the person who sent *request*. Raise AccessDenied (401) if the person is unknown."""
         peer: tuple[str, int] | None = request.scope[CONNECTION].client
-        name = headers_of(request).get(self._proxy_header) if self._proxy_header else None
-        if name is not None and peer is not None and peer[0] in self._proxies:
-            return await self._proxied(name)
+        names = request.headers.getlist(self._proxy_header) if self._proxy_header else []
+        if names and peer is not None and peer[0] in self._proxies:
+            return await self._proxied(",".join(names))
         session_id = request.cookies.get(COOKIE, "")
         session_sha256 = _sha256(session_id)
         found = await self._session_of(session_sha256) if session_id else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,13 +35,13 @@ async def person_of(
     users: Users,
     session_id: str = "",
     *,
-    headers: Mapping[str, str | bytes] | None = None,
+    headers: Iterable[tuple[str, str | bytes]] = (),
     address: str = "10.0.0.9",
     path: str = "/",
 ) -> Person:
     """Return the person who sends a request with *headers* from *address*, in the session *session_id*."""
-    whole = {"cookie": f"{COOKIE}={session_id}", **(headers or {})}
-    lines = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in whole.items()]
+    whole = [("cookie", f"{COOKIE}={session_id}"), *headers]
+    lines = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in whole]
     connection = SimpleNamespace(client=(address, 50_000))
     return await users.person_of(
         Request({"type": "http", "path": path, "query_string": b"", "headers": lines, CONNECTION: connection})
