@@ -140,7 +140,7 @@ class Portal:
             for task in following:
                 task.cancel()
             for server in servers:
-                server.should_exit = True
+                server.stop()
             await asyncio.gather(*serving, return_exceptions=True)
             if listener is not None:
                 await asyncio.to_thread(listener.stop)
@@ -178,7 +178,7 @@ class Portal:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that ignores signals and aborts connections at shutdown."""
+    """A uvicorn server that ignores signals."""
 
     def __init__(self, app: Any, **options: Any) -> None:
         config = uvicorn.Config(
@@ -200,15 +200,12 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    def stop(self) -> None:
+        self.should_exit = True
         # A TLS connection closes only after a close message from the client, and many clients never send one.
-        cutting = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._cut_all)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            cutting.cancel()
+        asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._abort_connections)
 
-    def _cut_all(self) -> None:
+    def _abort_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
