@@ -8,22 +8,15 @@ from __future__ import annotations
 import contextlib
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import VmIdentity, normal_name
 from bridge.events.record import Transition, TransitionRecord
-from bridge.portal.grants import group_names
-from bridge.text import without_nul
-
-if TYPE_CHECKING:
-    from bridge.portal.fleet import View
 
 #: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
 _TIME_SHIFT, _VERSION_7 = 80, 7
-_MOST_GROUPS = 64
 #: A VM without heartbeats is confirmed for this time after its last record.
 _CONFIRMED_SECONDS = 600.0
 #: Each start of an agent begins a stream. Only a stream that was created with a wrong clock needs its arrival.
@@ -70,10 +63,6 @@ class VmState(msgspec.Struct, kw_only=True):
         """Return the normalized name if it belongs to the VM."""
         return None if self.name is None or self.is_conflict else normal_name(self.name)
 
-    def has_ended(self, view: View) -> bool:
-        """Return whether a newer record lists the active events without the event of *view*."""
-        return self.listed_at > view.position and view.event_id not in self.active_event_ids
-
     @property
     def confirmed_until(self) -> str:
         """Return the time until which the VM counts as confirmed.
@@ -117,13 +106,6 @@ class VmState(msgspec.Struct, kw_only=True):
                 milliseconds = min(milliseconds, stream.int >> _TIME_SHIFT)
         return milliseconds, record.stream_id.lower(), record.sequence, record.id
 
-    def claim_name(self) -> bool:
-        """Compute the key of the name. Return False if the VM has none or has claimed one."""
-        if self.name is None or self.name_key is not None:
-            return False
-        self.name_key = without_nul("/".join((*place_of(self.vm), normal_name(self.name))))
-        return True
-
 
 vm_of = msgspec.json.Decoder(VmState).decode
 
@@ -139,13 +121,7 @@ def vm_key(record: TransitionRecord) -> str:
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
 
 
-def groups_of(vm: VmState) -> tuple[str, ...]:
-    """Return the groups that *vm* reports."""
-    found = group_names(vm.vm.resource_group, vm.labels)
-    return tuple(each for each in found if "\n" not in each)[:_MOST_GROUPS]
-
-
 def places_of(vm: VmState) -> tuple[str, ...]:
     """Return the region and the subscription that *vm* reports. A scope cannot contain them."""
     places = (("region", vm.vm.location), ("subscription", vm.vm.subscription_id))
-    return tuple(f"{name}:{value.casefold()}" for name, value in places if value and "\n" not in value)
+    return tuple(f"{name}:{value.casefold()}" for name, value in places if value)

@@ -16,6 +16,7 @@ from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import View, event_key, key_of_event_id, version_of, view_after
+from bridge.portal.grants import group_names
 from bridge.portal.schema import (
     decisions,
     event_variants,
@@ -31,16 +32,16 @@ from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import insert_missing, rows_in, upsert
 from bridge.portal.store.fold import Change, apply_changes, event_of_variant, views_of_vms
-from bridge.portal.vm_state import VmState, groups_of, places_of, vm_key, vm_of
+from bridge.portal.vm_state import VmState, place_of, places_of, vm_key, vm_of
 from bridge.text import one_line, without_nul
 
 INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-_REFUSED = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 #: The estimated size of the database rows for a record, without its text.
 ROW_BYTES = 1_024
 _THIN = "-thin"
+_MOST_GROUPS = 64
 
 #: The keys of the event and of the VM.
 _ViewKey: TypeAlias = tuple[str, str]
@@ -169,12 +170,13 @@ def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
         taken = {row.name: row.vm_key for row in rows}
     claims = []
     for key, vm in known.items():
-        groups = () if has_inventory else groups_of(vm)
+        groups = [] if has_inventory else group_names(vm.vm.resource_group, vm.labels)[:_MOST_GROUPS]
         if key in listed:
             vm.name = listed[key].name
-            groups = tuple(filter(None, listed[key].groups.split("\n")))
-        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm)))
-        if vm.claim_name():
+            groups = [each for each in listed[key].groups.split("\n") if each]
+        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm)) if "\n" not in each)
+        if vm.name is not None and vm.name_key is None:
+            vm.name_key = without_nul("/".join((*place_of(vm.vm), normal_name(vm.name))))
             claims.append((vm.name_key, key))
     insert_missing(connection, names, [{"name_key": name, "vm_key": key} for name, key in sorted(claims)])
     wanted = [vm.name_key for vm in known.values() if vm.name_key is not None]
@@ -219,7 +221,8 @@ def _changes(
         if old is None and is_over_limit and vm.stored_bytes >= limits.vm_bytes:
             continue
         new = _with_name(connection, view, content, vm)
-        new = msgspec.structs.replace(new, is_listed_as_ended=vm.has_ended(view))
+        is_listed_as_ended = vm.listed_at > view.position and view.event_id not in vm.active_event_ids
+        new = msgspec.structs.replace(new, is_listed_as_ended=is_listed_as_ended)
         if content is not None and is_over_limit:  # drop the details, but keep the state
             new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
             content = ScheduledEvent(
@@ -251,7 +254,7 @@ def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     hashes = () if record.approval is None else record.approval.jws_sha256
     is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)
     of_decision = select(decisions.c.event_key).where(is_own)
-    is_refused = record.transition in _REFUSED
+    is_refused = record.transition is not Transition.APPROVED
     connection.execute(events.update().where(events.c.event_key.in_(of_decision)).values(is_refused=is_refused))
 
 
