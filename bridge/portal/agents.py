@@ -114,11 +114,7 @@ class AgentRoutes:
     async def challenge(self, request: Request) -> Response:
         """Return a new challenge. The portal does not read the body of *request*."""
         del request
-        try:
-            nonce = self._challenges.new()
-        except SecretUnavailable as error:
-            return self._without_secret(error)
-        return json_answer({"nonce": nonce, "expires_in": CHALLENGE_SECONDS})
+        return json_answer({"nonce": self._challenges.new(), "expires_in": CHALLENGE_SECONDS})
 
     async def token(self, request: Request) -> Response:
         """Return a token for the VM of the document in *request*, or the refusal reason."""
@@ -127,8 +123,6 @@ class AgentRoutes:
             token = await self._token_for(wanted.document, address_of(request))
         except DocumentRefused as refused:
             return self._refused(refused)
-        except SecretUnavailable as error:
-            return self._without_secret(error)
         except QueueFull:
             self._documents.labels("busy").inc()
             return error_answer(503, "Too many documents are waiting for verification.")
@@ -156,10 +150,6 @@ class AgentRoutes:
         message = f"An attested document was refused: {refused}"
         self._log.problem(reason, logging.WARNING, message, reason=reason.value)
         return json_answer({"error": str(refused), "reason": reason.value}, status=_STATUSES.get(reason, 403))
-
-    def _without_secret(self, error: SecretUnavailable) -> Response:
-        self._log.problem("secret", logging.ERROR, str(error))
-        return error_answer(503, "The portal cannot read its secret.")
 
     def _secrets(self) -> Sequence[str]:
         found = self._secret.values()

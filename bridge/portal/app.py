@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from bridge.clock import Clock
+from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal import api, pages
 from bridge.portal.agent_exchange import AgentExchange
@@ -94,6 +95,7 @@ class Application:
             404: self._not_found,
             RequestRefused: self._refused,
             StoreUnavailable: self._unavailable,
+            SecretUnavailable: self._without_secret,
         }
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         with_clients: Any = ProxyHeadersMiddleware
@@ -152,6 +154,10 @@ class Application:
         if isinstance(error, VerdictRefused):
             return json_answer({"error": str(error), "event": error.event}, status=error.status)
         return error_answer(error.status, str(error))
+
+    async def _without_secret(self, _request: Request, error: Exception) -> Response:
+        self._log.problem("secret", logging.ERROR, str(error))
+        return error_answer(503, "The portal cannot read its secret.")
 
     async def _unavailable(self, request: Request, error: Exception) -> Response:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")

@@ -93,8 +93,16 @@ class NotificationSender:
 
     async def follow(self) -> None:
         """Find and send notifications until the task is canceled."""
+        name = self._settings.name
         while True:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._round)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self.run_once)
+            except Exception as error:  # noqa: BLE001  # a notification must not stop the portal
+                trace = None if isinstance(error, StoreUnavailable) else error
+                message = f"Notifications to {name!r} are late. {error}"
+                self._log.problem("round", logging.ERROR, message, exc_info=trace)
+            else:
+                self._log.recovered("round", f"Notifications to {name!r} are on time again.")
             await asyncio.sleep(_ROUND_SECONDS)
 
     def close(self) -> None:
@@ -113,16 +121,6 @@ class NotificationSender:
         while is_done and not self._stopping.is_set():
             claimed = self._store.write(claim, name, now=self._time(), until=self._time(_CLAIM_SECONDS))
             is_done = claimed is not None and self._settle(claimed)
-
-    def _round(self) -> None:
-        name = self._settings.name
-        try:
-            self.run_once()
-        except Exception as error:  # noqa: BLE001  # the top of a thread: a notification must not stop the portal
-            trace = None if isinstance(error, StoreUnavailable) else error
-            self._log.problem("round", logging.ERROR, f"Notifications to {name!r} are late. {error}", exc_info=trace)
-        else:
-            self._log.recovered("round", f"Notifications to {name!r} are on time again.")
 
     def _find(self, kind: Kind) -> list[Finding]:
         until = self._time(60.0 * self._settings.minutes)
