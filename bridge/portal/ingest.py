@@ -34,21 +34,66 @@ logger = logging.getLogger(__name__)
 _MOST_WAITING_RECORDS = 5_000
 
 
-class RecordWriter:
-    """Stores the records of all waiting requests in one transaction.
+class Ingest:
+    """Accepts records over HTTP. Stores the records of all waiting requests together.
 
     All agents in a fleet might send records at about the same time, and each commit must wait for the disk. To keep up,
     the portal batches all records that arrive during a commit into the next commit.
     """
 
-    def __init__(self, store: StoreThreads, *, clock: Clock, limits: LimitSettings) -> None:
+    def __init__(
+        self,
+        *,
+        store: StoreThreads,
+        authenticator: Authenticator,
+        metrics: PortalMetrics,
+        limits: LimitSettings,
+        clock: Clock,
+    ) -> None:
         self._store = store
-        self._clock = clock
+        self._authenticator = authenticator
+        self._metrics = metrics
         self._limits = limits
+        self._clock = clock
+        self.vm_limits = VmLimits(limits.records_per_minute, clock=clock)
+        self._log = ThrottledLog(logger, clock=clock)
         self._waiting: list[tuple[list[ReceivedRecord], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def write(self, received: list[ReceivedRecord]) -> None:
+    async def post(self, request: Request) -> Response:
+        """Answer one request."""
+        received = await self._received(request)
+        wait_seconds = self.vm_limits.take([vm_key(each.record) for each in received])
+        if wait_seconds:
+            self._metrics.records_refused.labels("rate").inc(len(received))
+            return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
+        began = time.perf_counter()
+        await self._write(received)
+        self._metrics.records.inc(len(received))
+        self._metrics.ingest_seconds.observe(time.perf_counter() - began)
+        return Response(status_code=204)
+
+    async def _received(self, request: Request) -> list[ReceivedRecord]:
+        headers, own_vm = request.headers, None
+        if self._authenticator.accepts_signature(headers):
+            body = await body_of(request)
+            self._authenticator.check_signature(headers, body)
+        else:
+            own_vm = self._authenticator.own_vm(headers)
+            body = await body_of(request)
+        try:
+            received = received_records(headers, body, most_bytes=self._limits.record_bytes)
+        except RequestRefused as refused:
+            reason = "malformed" if refused.status == HTTPStatus.BAD_REQUEST else "too_large"
+            self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}")
+            self.vm_limits.note_refusal(own_vm or "", reason)
+            self._metrics.records_refused.labels(reason).inc()
+            raise
+        for each in received:
+            self._authenticator.check_vm(own_vm, vm_key(each.record))
+        return received
+
+    async def _write(self, received: list[ReceivedRecord]) -> None:
         """Store *received*, or raise StoreUnavailable."""
         if sum(len(records) for records, _ in self._waiting) > _MOST_WAITING_RECORDS:
             raise StoreUnavailable(f"More than {_MOST_WAITING_RECORDS} records are waiting to be stored.")
@@ -79,56 +124,3 @@ class RecordWriter:
         except Exception as error:  # noqa: BLE001  # the waiting request raises it
             return error
         return None
-
-
-class Ingest:
-    """Accepts records over HTTP."""
-
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        authenticator: Authenticator,
-        metrics: PortalMetrics,
-        limits: LimitSettings,
-        clock: Clock,
-    ) -> None:
-        self._writer = RecordWriter(store, clock=clock, limits=limits)
-        self._limits = limits
-        self.vm_limits = VmLimits(limits.records_per_minute, clock=clock)
-        self._authenticator = authenticator
-        self._metrics = metrics
-        self._log = ThrottledLog(logger, clock=clock)
-
-    async def post(self, request: Request) -> Response:
-        """Answer one request."""
-        received = await self._received(request)
-        wait_seconds = self.vm_limits.take([vm_key(each.record) for each in received])
-        if wait_seconds:
-            self._metrics.records_refused.labels("rate").inc(len(received))
-            return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
-        began = time.perf_counter()
-        await self._writer.write(received)
-        self._metrics.records.inc(len(received))
-        self._metrics.ingest_seconds.observe(time.perf_counter() - began)
-        return Response(status_code=204)
-
-    async def _received(self, request: Request) -> list[ReceivedRecord]:
-        headers, own_vm = request.headers, None
-        if self._authenticator.accepts_signature(headers):
-            body = await body_of(request)
-            self._authenticator.check_signature(headers, body)
-        else:
-            own_vm = self._authenticator.own_vm(headers)
-            body = await body_of(request)
-        try:
-            received = received_records(headers, body, most_bytes=self._limits.record_bytes)
-        except RequestRefused as refused:
-            reason = "malformed" if refused.status == HTTPStatus.BAD_REQUEST else "too_large"
-            self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}")
-            self.vm_limits.note_refusal(own_vm or "", reason)
-            self._metrics.records_refused.labels(reason).inc()
-            raise
-        for each in received:
-            self._authenticator.check_vm(own_vm, vm_key(each.record))
-        return received
