@@ -30,7 +30,6 @@ from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import root_cause
 from bridge.http.session import DeadlineSession
 from bridge.logs import ThrottledLog
-from bridge.portal.setting_checks import AUTHORITIES_URLS
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class IntermediateCertificates:
     """Finds intermediate certificates in *known* and below *base_urls*. Thread-safe."""
 
     clock: Clock
-    base_urls: Sequence[str] = AUTHORITIES_URLS
+    base_urls: Sequence[str]
     known: Sequence[x509.Certificate] = ()
 
     def __post_init__(self) -> None:

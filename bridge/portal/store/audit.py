@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
 
 from bridge.events.event import compact_json
 from bridge.portal.audit import NO_HASH, Entry, chained
@@ -131,15 +132,10 @@ def _conditions(wanted: AuditFilter) -> list[ColumnElement[bool]]:
     return found
 
 
-def _entry(row: Row[tuple[object, ...]]) -> Entry:
-    values = row._asdict()
-    return Entry(**{str(name): value for name, value in values.items()} | {"details": _details(values["details"])})
-
-
-def _details(text: str) -> object:
+def _entry(row: Any) -> Entry:
     try:
-        found = json.loads(text)  # keeps numbers with many digits exact
+        details = json.loads(row.details)  # keeps numbers with many digits exact
     except ValueError:
-        found = None
+        details = None
     # If someone has changed the text to invalid JSON, show the text. The hash of the entry is then wrong.
-    return found if isinstance(found, dict) else {"": text}
+    return Entry(**{**row._asdict(), "details": details if isinstance(details, dict) else {"": row.details}})

@@ -111,15 +111,12 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
     return True
 
 
-def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -> bool:
-    """Replace the inventory and update the VMs.
-
-    Return False if the database already has *entries*.
-    """
+def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -> None:
+    """Replace the inventory and update the VMs, unless the database already has *entries*."""
     digest = hashlib.sha256(msgspec.json.encode(sorted(entries, key=lambda each: each.vm_key))).hexdigest()
     known = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY).with_for_update())
     if known.scalar() == digest:
-        return False
+        return
     upsert(connection, properties, [{"name": INVENTORY, "value": digest}])
     connection.execute(delete(inventory))
     rows = [{"vm_key": each.vm_key, "name": each.name, "groups": "\n".join(each.groups)} for each in entries]
@@ -127,7 +124,6 @@ def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -
         connection.execute(inventory.insert(), rows)
     for part in in_parts(sorted(keys_of_vms(connection, VmFilter()))):
         settle_again(connection, part)
-    return True
 
 
 def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
