@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 _THREADS = 4
-_THREADS_OF_BLOCK = 2
-_MOST_WAITING, _MOST_WAITING_OF_BLOCK = 2_000, 250
 _MOST_KNOWN = 50_000
 #: All other refusals have the status 403.
 _STATUSES = {
@@ -88,15 +87,8 @@ class AgentRoutes:
         self._log = ThrottledLog(logger, clock=clock)
         # Separate threads, because a slow download of a certificate must not delay records.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="attested")
-        self._renewals, self._others = (
-            AddressQueue(
-                running=_THREADS,
-                running_of_block=_THREADS_OF_BLOCK,
-                waiting=_MOST_WAITING,
-                waiting_of_block=_MOST_WAITING_OF_BLOCK,
-            )
-            for _ in range(2)
-        )
+        queue = partial(AddressQueue, running=_THREADS, running_of_block=2, waiting=2_000, waiting_of_block=250)
+        self._renewals, self._others = queue(), queue()
         self._known: OrderedDict[str, None] = OrderedDict()
         """The addresses from which an agent got a token, with the newest at the end."""
 
@@ -132,12 +124,13 @@ class AgentRoutes:
     async def _token_for(self, document: str, address: str) -> str:
         queue = self._renewals if address in self._known else self._others
         async with queue.turn(address):
-            vm = await asyncio.get_running_loop().run_in_executor(self._threads, self._verifier.vm_of, document)
+            loop = asyncio.get_running_loop()
+            vm_id, subscription_id = await loop.run_in_executor(self._threads, self._verifier.vm_of, document)
         self._known[address] = None
         self._known.move_to_end(address)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        return self.tokens.new(vm.vm_id, subscription_id=vm.subscription_id)
+        return self.tokens.new(vm_id, subscription_id=subscription_id)
 
     def _take_document(self, vm_id: str, nonce: str) -> bool:
         now = self._clock.now()

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from asn1crypto import cms
@@ -70,13 +70,6 @@ class DocumentRefused(BridgeError):
         self.reason = reason
 
 
-class AttestedVm(NamedTuple):
-    """The IDs in a verified document, in lowercase."""
-
-    vm_id: str
-    subscription_id: str
-
-
 class _Times(msgspec.Struct, frozen=True, rename="camel"):
     created_on: str
     expires_on: str
@@ -112,8 +105,11 @@ class DocumentVerifier:
         self._store = verification.Store(list(self.roots))
         self._subscriptions = frozenset(each.lower() for each in self.subscriptions)
 
-    def vm_of(self, document: str) -> AttestedVm:
-        """Return the VM of *document*, which is Base64. Raise DocumentRefused if a check fails."""
+    def vm_of(self, document: str) -> tuple[str, str]:
+        """Return the vmId and the subscriptionId of *document* in lowercase.
+
+        The document is Base64. Raise DocumentRefused if a check fails.
+        """
         try:
             content = self._verified(document)
             created_at, expires_at = _moment(content.time_stamp.created_on), _moment(content.time_stamp.expires_on)
@@ -125,15 +121,15 @@ class DocumentVerifier:
         if is_required and not self.challenges.is_fresh(content.nonce):
             raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
         self._check_times(created_at, expires_at)
-        vm = AttestedVm(content.vm_id.lower(), content.subscription_id.lower())
-        if vm.subscription_id not in self._subscriptions:
+        vm_id, subscription_id = content.vm_id.lower(), content.subscription_id.lower()
+        if subscription_id not in self._subscriptions:
             raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
         if _UUID.fullmatch(content.vm_id) is None:
             raise DocumentRefused(DocumentRefusal.NO_VM_ID, "The vmId is not a UUID.")
         # This check is the last one, because a refused document must not be stored.
-        if is_required and not self.take_document(vm.vm_id, content.nonce):
+        if is_required and not self.take_document(vm_id, content.nonce):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
-        return vm
+        return vm_id, subscription_id
 
     def _verified(self, document: str) -> _Content:
         """Return the content of *document* after the checks of its signature and its certificates."""
