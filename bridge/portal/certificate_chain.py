@@ -45,19 +45,17 @@ _PATH = r"(?:/(?:\w|%20)(?:[\w.()-]|%20)*)+"
 
 #: Common names of Azure's root certificates (Microsoft, "Azure Certificate Authority details"). The package certifi
 #: contains these certificates.
-_AZURE_ROOTS = frozenset(
-    {
-        "DigiCert Global Root CA",
-        "DigiCert Global Root G2",
-        "DigiCert Global Root G3",
-        "DigiCert TLS RSA4096 Root G5",
-        "DigiCert TLS ECC P384 Root G5",
-        "Microsoft RSA Root Certificate Authority 2017",
-        "Microsoft ECC Root Certificate Authority 2017",
-        "Microsoft TLS RSA Root G2",
-        "Microsoft TLS ECC Root G2",
-    }
-)
+_AZURE_ROOTS = {
+    "DigiCert Global Root CA",
+    "DigiCert Global Root G2",
+    "DigiCert Global Root G3",
+    "DigiCert TLS RSA4096 Root G5",
+    "DigiCert TLS ECC P384 Root G5",
+    "Microsoft RSA Root Certificate Authority 2017",
+    "Microsoft ECC Root Certificate Authority 2017",
+    "Microsoft TLS RSA Root G2",
+    "Microsoft TLS ECC Root G2",
+}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -21,7 +21,7 @@ import msgspec
 
 from bridge.approval.digest import digest
 from bridge.events.event import ScheduledEvent, VmIdentity, compact_json, normal_name
-from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.record import Evidence, TransitionRecord
 from bridge.portal.vm_state import Position, place_of, vm_key
 from bridge.text import without_nul
 
@@ -54,11 +54,6 @@ class State(str, Enum):
 #: An event is Scheduled while any member reports it as Scheduled, because members that report its start can be wrong.
 _OPEN = (State.SCHEDULED, State.STARTED, State.OTHER)
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
-_OF_ENDING = {
-    Transition.COMPLETED: State.COMPLETED,
-    Transition.CANCELED: State.CANCELED,
-    Transition.ENDED: State.ENDED,
-}
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -330,13 +325,16 @@ def view_after(
 ) -> View:
     """Return the VM's view of *event* after *record*. *at* is the time of the report."""
     version = version_of(event)
+    state = _OF_STATUS.get(event.event_status, State.OTHER)
+    if record.transition.is_ending:
+        state = State(record.transition.value)
     new = View(
         event_key=event_key(event, record.vm),
         vm_key=vm_key(record),
         event_id=event.event_id,
         position=position,
         record_id=record.id,
-        state=_OF_ENDING.get(record.transition) or _OF_STATUS.get(event.event_status, State.OTHER),
+        state=state,
         evidence=record.evidence,
         observed_at=at,
         first_observed_at=at,

@@ -1,7 +1,4 @@
-"""Defines the state that the portal keeps for each VM, and the order of the VM's records.
-
-Records are sorted by `stream_id`, which begins with its creation time, and then by `sequence`.
-"""
+"""Defines the state that the portal keeps for each VM, and the order of the VM's records."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from bridge.events.record import Transition, TransitionRecord
 
 #: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
 _TIME_SHIFT, _VERSION_7 = 80, 7
-#: A VM without heartbeats is confirmed for this time after its last record.
 _CONFIRMED_SECONDS = 600.0
 #: Each start of an agent begins a stream. Only a stream that was created with a wrong clock needs its arrival.
 _MOST_STREAMS = 16

@@ -59,9 +59,8 @@ def list_vms(
         where.append(tuple_(vms.c.name, vms.c.vm_key) > tuple_(*cursor))
     query = select(vms).where(*where).order_by(vms.c.name, vms.c.vm_key).limit(limit + 1)
     rows = list(connection.execute(query))
-    last = rows[limit - 1] if len(rows) > limit else None
-    found = tuple(vm_of(row.body) for row in rows[:limit])
-    return VmPage(vms=found, total=total, cursor=None if last is None else (last.name, last.vm_key))
+    following = (rows[limit - 1].name, rows[limit - 1].vm_key) if len(rows) > limit else None
+    return VmPage(vms=tuple(vm_of(row.body) for row in rows[:limit]), total=total, cursor=following)
 
 
 def count_vms(connection: Connection, wanted: VmFilter) -> int:
