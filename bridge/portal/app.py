@@ -62,20 +62,8 @@ class Application:
             clock=clock,
         )
         self._poll = LongPoll(site, authenticator)
-        ingest = Ingest(
-            store=threads, authenticator=authenticator, metrics=metrics, limits=settings.limits, clock=clock
-        )
-        self._senders = [
-            NotificationSender(
-                each,
-                origin=settings.people.origin or "",
-                store=threads.store,
-                connected_agents=site.connected_agents,
-                sent=metrics.notifications,
-                clock=clock,
-            )
-            for each in settings.notify
-        ]
+        ingest = Ingest(site, authenticator, settings.limits)
+        self._senders = [NotificationSender(each, site) for each in settings.notify]
         self._agent_exchange = AgentExchange(threads, site.connected_agents, notify=site.live.check_now, clock=clock)
         maintenance = Maintenance(settings, store=threads, vm_limits=ingest.vm_limits, clock=clock)
         self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = [each.follow for each in self._senders]

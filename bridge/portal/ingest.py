@@ -16,14 +16,14 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bridge.clock import Clock, format_time
+from bridge.clock import format_time
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
 from bridge.portal.cloudevents import received_records
-from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import RequestRefused, body_of, error_answer
 from bridge.portal.settings import LimitSettings
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.site import Site
+from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.vm_limits import VmLimits
 from bridge.portal.vm_state import vm_key
@@ -41,22 +41,14 @@ class Ingest:
     the portal batches all records that arrive during a commit into the next commit.
     """
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        authenticator: Authenticator,
-        metrics: PortalMetrics,
-        limits: LimitSettings,
-        clock: Clock,
-    ) -> None:
-        self._store = store
+    def __init__(self, site: Site, authenticator: Authenticator, limits: LimitSettings) -> None:
+        self._store = site.store
         self._authenticator = authenticator
-        self._metrics = metrics
+        self._metrics = site.metrics
         self._limits = limits
-        self._clock = clock
-        self.vm_limits = VmLimits(limits.records_per_minute, clock=clock)
-        self._log = ThrottledLog(logger, clock=clock)
+        self._clock = site.clock
+        self.vm_limits = VmLimits(limits.records_per_minute, clock=site.clock)
+        self._log = ThrottledLog(logger, clock=site.clock)
         self._waiting: list[tuple[list[ReceivedRecord], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 

@@ -21,19 +21,19 @@ from urllib.parse import urlsplit
 
 import msgspec
 import requests
-from prometheus_client import Counter
 
 from bridge.backoff import delivery_gap
-from bridge.clock import Clock, format_time
+from bridge.clock import format_time
 from bridge.errors import DeadlineExceeded, SecretUnavailable
 from bridge.http.failures import root_cause
 from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.logs import ThrottledLog
-from bridge.portal.connected_agents import ConnectedAgents, Connection
+from bridge.portal.connected_agents import Connection
 from bridge.portal.fleet import EventSummary
 from bridge.portal.notify_settings import Kind, NotifySettings
-from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.site import Site
+from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.notifications import Finding, Notification, claim, find, settle, store_new
 from bridge.portal.webhook_signatures import signature_headers, usable_keys
 from bridge.system.secrets import masked
@@ -62,28 +62,16 @@ _CLIENT = "scheduled-events-portal"
 
 
 class NotificationSender:
-    """Sends the notifications of one ``[[notify]]`` table.
+    """Sends the notifications of one ``[[notify]]`` table."""
 
-    *sent* counts the requests by target and result.
-    """
-
-    def __init__(
-        self,
-        settings: NotifySettings,
-        *,
-        origin: str,
-        store: Store,
-        connected_agents: ConnectedAgents,
-        sent: Counter,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, settings: NotifySettings, site: Site) -> None:
         self._settings = settings
-        self._origin = origin.rstrip("/")
-        self._store = store
-        self._connected_agents = connected_agents
-        self._sent = sent
-        self._clock = clock
-        self._log = ThrottledLog(logger, clock=clock)
+        self._origin = site.origin
+        self._store = site.store.store
+        self._connected_agents = site.connected_agents
+        self._sent = site.metrics.notifications
+        self._clock = site.clock
+        self._log = ThrottledLog(logger, clock=site.clock)
         self._url, self._secret = settings.url_secret(), settings.secret()
         self._session = DeadlineSession()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"notify-{settings.name}")

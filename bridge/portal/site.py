@@ -1,4 +1,4 @@
-"""Groups the parts of the portal that serve people and programs."""
+"""Groups the parts of the portal that the routes and the periodic work share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridge.portal.users import Users
 
 
 class Site:
-    """The parts of the portal that the pages and the JSON API use."""
+    """The shared parts of the portal, and the settings that several parts use."""
 
     def __init__(self, settings: PortalSettings, *, store: StoreThreads, metrics: PortalMetrics, clock: Clock) -> None:
         self.store = store
@@ -23,6 +23,7 @@ class Site:
         self.clock = clock
         self.required = settings.people.required_approvals
         """The number of people who must approve an event."""
+        self.origin = (settings.people.origin or "").rstrip("/")
         self.key: DecisionSigner | None = None
         """The key that signs the decisions of people."""
         signing = settings.signing

@@ -11,12 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fleet_records import NOW
-from prometheus_client import CollectorRegistry, Counter
 
 from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.metrics import PortalMetrics
 from bridge.portal.notify_settings import Kind, NotifySettings
 from bridge.portal.notifying import NotificationSender
-from bridge.portal.store.database import Store
+from bridge.portal.settings import read
+from bridge.portal.site import Site
+from bridge.portal.store.database import Store, StoreThreads
 from bridge.testing import ManualClock
 
 #: Five minutes before the NotBefore of the records of `fleet_records`.
@@ -77,19 +79,17 @@ class SenderKit:
         self.store = store
         self.clock = ManualClock(SOON)
         self.agents = ConnectedAgents(self.clock.clock)
-        self.sent = Counter("sent", "Requests.", ("target", "result"), registry=CollectorRegistry())
+        self._metrics = PortalMetrics()
 
     def sender(self, url: str, *kinds: Kind, store: Store | None = None, **settings: Any) -> NotificationSender:
         """Return a sender to *url* for *kinds*, or for all kinds."""
-        return NotificationSender(
-            NotifySettings(**{"name": "ops", "url": url or None, "kinds": kinds or tuple(Kind), **settings}),
-            origin=ORIGIN,
-            store=store or self.store,
-            connected_agents=self.agents,
-            sent=self.sent,
-            clock=self.clock.clock,
-        )
+        table = {"agents": {"token_env": "T"}, "people": {"origin": ORIGIN}}
+        threads = StoreThreads(store or self.store)
+        site = Site(read(table), store=threads, metrics=self._metrics, clock=self.clock.clock)
+        site.connected_agents = self.agents
+        whole = {"name": "ops", "url": url or None, "kinds": kinds or tuple(Kind), **settings}
+        return NotificationSender(NotifySettings(**whole), site)
 
     def counted(self, result: str) -> float:
         """Return the number of requests with *result*."""
-        return float(self.sent.labels("ops", result)._value.get())
+        return float(self._metrics.notifications.labels("ops", result)._value.get())
