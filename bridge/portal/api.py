@@ -27,7 +27,7 @@ from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
-from bridge.portal.fleet import State
+from bridge.portal.event_list import OVER
 from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.requests import (
     choice_of,
@@ -61,7 +61,6 @@ from bridge.text import without_nul
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
-_OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 _LARGEST = 2**53 - 1
 _MOST_VMS = 10_000
 _CSRF_HEADER = "x-csrf-token"
@@ -107,7 +106,7 @@ async def _events(site: Site, request: Request) -> Response:
     limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
     state = choice_of(request, "state", ("open", "over", "all"), "open")
     group, cursor, now = group_of(request), cursor_of(request), site.now()
-    wanted = EventFilter(groups=(group,) if group else (), states=_OVER if state == "over" else ())
+    wanted = EventFilter(groups=(group,) if group else (), states=OVER if state == "over" else ())
     listing = partial(list_lines, has_waves=False) if state == "open" else list_events
     page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
     alone = await site.store.read(collapsed, wanted, now=now) if state == "open" else []

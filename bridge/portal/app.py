@@ -149,9 +149,8 @@ class Application:
 
     async def _unavailable(self, request: Request, error: Exception) -> Response:
         self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")
-        if not _is_page(request):
-            return error_answer(503, "The database is not available.")
-        answer = self.site.login.problem(request, 503, "The database is not available. Try again in a moment.")
+        why = "The database is not available. Try again in a moment."
+        answer = await self._refused(request, RequestRefused(503, why))
         answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
         return answer
 

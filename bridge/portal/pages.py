@@ -35,7 +35,6 @@ from bridge.portal.users import AccessDenied, Person
 from bridge.portal.verdicts import Choice
 from bridge.portal.views import EventView
 
-_PAGE = 50
 _MOST_CHOSEN = 100
 _MOST_APPROVED = 20
 _MOST_HELD = 1_000
