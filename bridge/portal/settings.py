@@ -56,12 +56,6 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Address and port."""
 
 
-def _check_one_source(settings: msgspec.Struct, *names: str) -> None:
-    for name in names:
-        if getattr(settings, f"{name}_file") and getattr(settings, f"{name}_env"):
-            raise ValueError(f"{name}_file and {name}_env are both set. Keep one.")
-
-
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[database]``: an SQLite file or a PostgreSQL database."""
 
@@ -80,7 +74,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     keeps the audit."""
 
     def __post_init__(self) -> None:
-        _check_one_source(self, "password")
+        self.password()  # raises ValueError if two sources are set
         if self.file is not None and self.url is not None:
             raise ValueError("file and url are both set. Keep one.")
         if self.url is None and (self.password_file or self.password_env):
@@ -157,7 +151,8 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attested documents (recommended). The VM needs no secret, and no VM can send records for another VM."""
 
     def __post_init__(self) -> None:
-        _check_one_source(self, "token", "webhook_secret")
+        self.token()  # raises ValueError if two sources are set
+        self.webhook_secret()
         if not any(getattr(self, name) for name in self.__struct_fields__):
             raise ValueError(
                 "No agent can authenticate. Add [agents.attested], or set token_file, token_env, webhook_secret_file, "
@@ -182,7 +177,7 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable with the token."""
 
     def __post_init__(self) -> None:
-        _check_one_source(self, "token")
+        self.token()  # raises ValueError if two sources are set
 
     def token(self) -> Secret:
         """Return the tokens of readers."""

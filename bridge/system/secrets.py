@@ -63,7 +63,7 @@ class Secret:
         self, *, key: str, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
         if file is not None and env is not None:
-            raise ValueError(f"{key}_file and {key}_env are both set; keep one")
+            raise ValueError(f"{key}_file and {key}_env are both set. Keep one.")
         self._key = key
         self._file = None if file is None else ChangingFile(Path(file), _lines_of)
         self._env = env

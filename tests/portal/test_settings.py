@@ -54,7 +54,10 @@ def test_cert_file_and_key_file_are_only_valid_together(table):
 
 
 def test_secret_with_two_sources_is_rejected():
-    assert "token_file and token_env are both set" in mistakes_of({"agents": {"token_file": "a", "token_env": "b"}})[0]
+    assert (
+        "token_file and agents.token_env are both set"
+        in mistakes_of({"agents": {"token_file": "a", "token_env": "b"}})[0]
+    )
 
 
 URL = "postgresql://portal@db.example.net/portal?sslmode=verify-full"
@@ -71,7 +74,10 @@ def test_postgresql_is_configured_by_url_and_a_separate_password():
     ("table", "words"),
     [
         ({"url": URL, "file": "portal.db"}, "file and url are both set"),
-        ({"url": URL, "password_file": "a", "password_env": "b"}, "password_file and password_env are both set"),
+        (
+            {"url": URL, "password_file": "a", "password_env": "b"},
+            "password_file and database.password_env are both set",
+        ),
         ({"password_file": "a"}, "A password is set without url"),
         ({"url": "mysql://db/portal"}, "must begin with postgresql://"),
         ({"url": "host=db password=s3cret"}, "must begin with postgresql://"),
