@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from bridge.clock import Clock, format_time
+from bridge.errors import ConfigurationError
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import Entry
-from bridge.portal.inventory import InventoryInvalid, read_inventory
+from bridge.portal.inventory import read_inventory
 from bridge.portal.settings import PortalSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable, note_alive
@@ -70,7 +71,7 @@ class Maintenance:
             if version == self._inventory_read:
                 return
             entries = await asyncio.to_thread(read_inventory, file)
-        except (OSError, InventoryInvalid) as error:
+        except (OSError, ConfigurationError) as error:
             self._log.problem("inventory", logging.ERROR, f"The portal keeps the earlier inventory: {error}")
             return
         await self._store.write(store_inventory, entries)

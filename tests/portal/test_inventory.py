@@ -7,7 +7,8 @@ import json
 import doc_pages
 import pytest
 
-from bridge.portal.inventory import InventoryEntry, InventoryInvalid, read_inventory
+from bridge.errors import ConfigurationError
+from bridge.portal.inventory import InventoryEntry, read_inventory
 
 VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
 ENTRY = InventoryEntry(
@@ -47,11 +48,11 @@ def test_json_file_has_the_same_members(tmp_path):
 )
 def test_invalid_file_is_rejected(tmp_path, text, message):
     (tmp_path / "vms.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InventoryInvalid, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         read_inventory(tmp_path / "vms.json")
 
 
 def test_file_that_is_not_utf_8_is_rejected(tmp_path):
     (tmp_path / "vms.csv").write_bytes("vmId,name\n\u00e4".encode("utf-16"))
-    with pytest.raises(InventoryInvalid, match="not a valid CSV or JSON"):
+    with pytest.raises(ConfigurationError, match="not a valid CSV or JSON"):
         read_inventory(tmp_path / "vms.csv")
