@@ -23,7 +23,6 @@ from bridge.portal.agents import AgentRoutes
 from bridge.portal.authentication import Authenticator
 from bridge.portal.ingest import Ingest
 from bridge.portal.maintenance import Maintenance
-from bridge.portal.metrics import PortalMetrics
 from bridge.portal.notifying import NotificationSender
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer, json_answer
@@ -43,24 +42,16 @@ _NOTHING_HERE = "This address does not exist."
 class Application:
     """The ASGI application of the public listener. Call `load` first."""
 
-    def __init__(
-        self, settings: PortalSettings, *, threads: StoreThreads, metrics: PortalMetrics, clock: Clock
-    ) -> None:
+    def __init__(self, settings: PortalSettings, *, threads: StoreThreads, clock: Clock) -> None:
         self._settings = settings
         self._log = ThrottledLog(logger, clock=clock)
-        self.site = site = Site(settings, store=threads, metrics=metrics, clock=clock)
+        self.site = site = Site(settings, store=threads, clock=clock)
         attested = settings.agents.attested
         self._agents: AgentRoutes | None = None
         if attested is not None:
-            self._agents = AgentRoutes(attested, documents=metrics.documents, clock=clock, store=threads.store)
-        authenticator = Authenticator(
-            attested=None if self._agents is None else self._agents.tokens,
-            agent_token=settings.agents.token(),
-            webhook_secret=settings.agents.webhook_secret(),
-            reader_token=settings.readers.token(),
-            metrics=metrics,
-            clock=clock,
-        )
+            self._agents = AgentRoutes(attested, documents=site.metrics.documents, clock=clock, store=threads.store)
+        tokens = None if self._agents is None else self._agents.tokens
+        authenticator = Authenticator(settings, site, attested=tokens)
         self._poll = LongPoll(site, authenticator)
         ingest = Ingest(site, authenticator, settings.limits)
         self._senders = [NotificationSender(each, site) for each in settings.notify]

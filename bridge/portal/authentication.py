@@ -11,15 +11,14 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
-from bridge.clock import Clock
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.agent_tokens import AgentTokens, TokenRefused
-from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import RequestRefused
+from bridge.portal.settings import PortalSettings
+from bridge.portal.site import Site
 from bridge.portal.webhook_signatures import is_signed, usable_keys
 from bridge.system.secrets import Secret
 
@@ -36,33 +35,31 @@ class AuthenticationFailure(str, Enum):
     NOT_YOURS = "not_yours"
 
 
-@dataclass(kw_only=True, eq=False)
 class Authenticator:
     """Authenticates agents and readers by the configured secrets."""
 
-    agent_token: Secret
-    webhook_secret: Secret
-    reader_token: Secret
-    attested: AgentTokens | None = None
-    metrics: PortalMetrics
-    clock: Clock
-
-    def __post_init__(self) -> None:
-        self._log = ThrottledLog(logger, clock=self.clock)
+    def __init__(self, settings: PortalSettings, site: Site, *, attested: AgentTokens | None) -> None:
+        self._agent_token = settings.agents.token()
+        self._webhook_secret = settings.agents.webhook_secret()
+        self._reader_token = settings.readers.token()
+        self._attested = attested
+        self._metrics = site.metrics
+        self._clock = site.clock
+        self._log = ThrottledLog(logger, clock=site.clock)
 
     def accepts_signature(self, headers: Mapping[str, str]) -> bool:
         """Return whether *headers* contain a webhook signature instead of a token."""
-        return self.webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
+        return self._webhook_secret.is_set and "webhook-signature" in headers and "authorization" not in headers
 
     def check_signature(self, headers: Mapping[str, str], body: bytes) -> None:
         """Raise RequestRefused unless *headers* contain a valid signature of *body*."""
-        keys = usable_keys(self._values(self.webhook_secret))
+        keys = usable_keys(self._values(self._webhook_secret))
         if not keys:
             raise self._unavailable(
                 "agents.webhook_secret has no valid secret: whsec_ and the Base64 of 24 to 64 bytes. Create one with: "
                 'echo "whsec_$(openssl rand -base64 32)"'
             )
-        if not is_signed(headers, body, keys, self.clock.timestamp()):
+        if not is_signed(headers, body, keys, self._clock.timestamp()):
             raise self._refused(AuthenticationFailure.WRONG_SIGNATURE, "The webhook signature is wrong or too old.")
 
     def own_vm(self, headers: Mapping[str, str]) -> str | None:
@@ -71,12 +68,12 @@ class Authenticator:
         Raise RequestRefused if the token is invalid.
         """
         token = self._token_in(headers)
-        if self._is_one_of(token, self.agent_token):
+        if self._is_one_of(token, self._agent_token):
             return None
-        if self.attested is None:
+        if self._attested is None:
             raise self._refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
         try:
-            return self.attested.vm_id_of(token)
+            return self._attested.vm_id_of(token)
         except TokenRefused as error:
             raise self._refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
         except SecretUnavailable as error:
@@ -89,9 +86,9 @@ class Authenticator:
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
         """Raise RequestRefused unless *headers* contain the token of a reader."""
-        if not self.reader_token.is_set:
+        if not self._reader_token.is_set:
             raise self._refused(AuthenticationFailure.NO_CREDENTIALS, "The portal has no [readers] token.", status=403)
-        if not self._is_one_of(self._token_in(headers), self.reader_token):
+        if not self._is_one_of(self._token_in(headers), self._reader_token):
             raise self._refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
 
     def _token_in(self, headers: Mapping[str, str]) -> str:
@@ -102,7 +99,7 @@ class Authenticator:
 
     def _refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> RequestRefused:
         """Count and log a refused request. Return the exception to raise."""
-        self.metrics.callers_refused.labels(reason.value).inc()
+        self._metrics.callers_refused.labels(reason.value).inc()
         self._log.problem(reason, logging.WARNING, f"A request was refused: {message}", reason=reason.value)
         return RequestRefused(status, message)
 
@@ -118,6 +115,6 @@ class Authenticator:
             raise self._unavailable(str(error)) from error
 
     def _unavailable(self, why: str) -> RequestRefused:
-        self.metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()
+        self._metrics.callers_refused.labels(AuthenticationFailure.SECRET_UNAVAILABLE.value).inc()
         self._log.problem("secret", logging.ERROR, why)
         return RequestRefused(503, "The portal cannot read its secrets.")

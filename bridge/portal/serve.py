@@ -24,7 +24,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
-from bridge.clock import REAL_CLOCK, Clock, format_time
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError
 from bridge.http.failures import is_loopback
@@ -35,7 +35,6 @@ from bridge.portal.audit import Entry
 from bridge.portal.check_config import load_certificate
 from bridge.portal.health import Health
 from bridge.portal.http_limits import REQUEST_SECONDS, LimitedHttp
-from bridge.portal.metrics import PortalMetrics
 from bridge.portal.setting_checks import address_of
 from bridge.portal.settings import PortalSettings, check_secrets
 from bridge.portal.store.audit import add_entries
@@ -66,7 +65,6 @@ class Portal:
         self._settings = settings
         self._clock = clock
         self._request_seconds = request_seconds
-        self._metrics = PortalMetrics()
         self._stopping = threading.Event()
         self.address: tuple[str, int] | None = None
         self.operator_address: tuple[str, int] | None = None
@@ -93,18 +91,16 @@ class Portal:
             operator = stack.enter_context(_bound("operator.listen", self._settings.operator.listen))
             self.address, self.operator_address = public.getsockname()[:2], operator.getsockname()[:2]
             threads = StoreThreads(store)
-            app = Application(self._settings, threads=threads, metrics=self._metrics, clock=self._clock)
+            app = Application(self._settings, threads=threads, clock=self._clock)
             stack.callback(app.close)
             stack.callback(threads.close)
-            _run(self._serve(app, threads, public, operator))
+            _run(self._serve(app, public, operator))
 
     def stop(self) -> None:
         """End `run` within five seconds."""
         self._stopping.set()
 
-    async def _serve(
-        self, app: Application, threads: StoreThreads, public: socket.socket, operator: socket.socket
-    ) -> None:
+    async def _serve(self, app: Application, public: socket.socket, operator: socket.socket) -> None:
         loop = asyncio.get_running_loop()
 
         def call_soon(function: Callable[[], object]) -> None:
@@ -115,18 +111,18 @@ class Portal:
             for number in HANDLED_SIGNALS:
                 signal.signal(number, lambda *_: call_soon(self.stop))
         await app.load()
-        servers = self._servers(app, threads)
+        servers = self._servers(app)
         serving = [
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each()) for each in app.tasks]
-        listener = threads.store.kind.listener(partial(call_soon, app.site.pending_decisions.notify_new))
+        listener = app.site.store.store.kind.listener(partial(call_soon, app.site.pending_decisions.notify_new))
         try:
-            await threads.write(
+            await app.site.store.write(
                 add_entries,
                 [Entry(actor="portal", action="started", subject="", details={"version": own_version()})],
-                at=format_time(self._clock.now()),
+                at=app.site.now(),
             )
             self._log_up()
             waiting = loop.create_task(asyncio.to_thread(self._stopping.wait))
@@ -146,19 +142,13 @@ class Portal:
                 await asyncio.to_thread(listener.stop)
         logger.info("The portal has stopped.")
 
-    def _servers(self, app: Application, threads: StoreThreads) -> tuple[_Server, _Server]:
+    def _servers(self, app: Application) -> tuple[_Server, _Server]:
         log = ThrottledLog(logger, clock=self._clock)
-        protocol = partial(LimitedHttp, request_seconds=self._request_seconds, metrics=self._metrics, log=log)
+        protocol = partial(LimitedHttp, request_seconds=self._request_seconds, metrics=app.site.metrics, log=log)
         files = self._settings.server
         tls = {} if files.cert_file is None else {"ssl_certfile": files.cert_file, "ssl_keyfile": files.key_file}
         host, _ = address_of(self._settings.operator.listen)
-        health = Health(
-            store=threads,
-            metrics=self._metrics,
-            is_local=is_loopback(host),
-            is_stopping=self._stopping.is_set,
-            clock=self._clock,
-        )
+        health = Health(app.site, is_local=is_loopback(host), is_stopping=self._stopping.is_set)
         return _Server(app, http=protocol, **tls), _Server(health, http=protocol)
 
     def _log_up(self) -> None:

@@ -17,9 +17,9 @@ from bridge.portal.users import Users
 class Site:
     """The shared parts of the portal, and the settings that several parts use."""
 
-    def __init__(self, settings: PortalSettings, *, store: StoreThreads, metrics: PortalMetrics, clock: Clock) -> None:
+    def __init__(self, settings: PortalSettings, *, store: StoreThreads, clock: Clock) -> None:
         self.store = store
-        self.metrics = metrics
+        self.metrics = PortalMetrics()
         self.clock = clock
         self.required = settings.people.required_approvals
         """The number of people who must approve an event."""

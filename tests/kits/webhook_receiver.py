@@ -85,8 +85,8 @@ class SenderKit:
         """Return a sender to *url* for *kinds*, or for all kinds."""
         table = {"agents": {"token_env": "T"}, "people": {"origin": ORIGIN}}
         threads = StoreThreads(store or self.store)
-        site = Site(read(table), store=threads, metrics=self._metrics, clock=self.clock.clock)
-        site.connected_agents = self.agents
+        site = Site(read(table), store=threads, clock=self.clock.clock)
+        site.connected_agents, site.metrics = self.agents, self._metrics
         whole = {"name": "ops", "url": url or None, "kinds": kinds or tuple(Kind), **settings}
         return NotificationSender(NotifySettings(**whole), site)
 

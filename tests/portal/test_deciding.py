@@ -15,7 +15,6 @@ from bridge.clock import format_time
 from bridge.events.event import encode
 from bridge.portal.deciding import submit
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.settings import read
 from bridge.portal.site import Site
@@ -62,7 +61,7 @@ class Office:
             threads = StoreThreads(self.store)
             books = threads if broken_store is None else StoreThreads(broken_store)
             table = {"agents": {"token_env": "T"}, "signing": {"kid": "p1", "private_key_file": self._key_file}}
-            site = Site(read(table), store=threads, metrics=PortalMetrics(), clock=self.clock.clock)
+            site = Site(read(table), store=threads, clock=self.clock.clock)
             for vm in (0, 1):
                 site.connected_agents.begins(vm_id_of(vm), "")
             site.pending_decisions = PendingDecisions(books, clock=self.clock.clock)
