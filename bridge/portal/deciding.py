@@ -28,7 +28,7 @@ from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Verdict
 from bridge.portal.store.verdicts import withdraw as withdraw_verdict
 from bridge.portal.store.vms import vms_of_event
 from bridge.portal.users import Person, still
-from bridge.portal.verdicts import NO_KEY, Choice, Lift, Outcome, Ruling, Verdict
+from bridge.portal.verdicts import NO_KEY, Choice, Outcome, Ruling, Verdict
 from bridge.text import one_line
 
 DEFAULT_VALID_SECONDS = 3_600.0
@@ -91,12 +91,12 @@ async def submit(
 async def withdraw(site: Site, person: Person, verdict_id: str) -> AcceptedVerdict:
     """Withdraw a verdict. Raise VerdictRefused or AccessDenied."""
     now = site.clock.now()
-    until = format_time(now + timedelta(seconds=DEFAULT_VALID_SECONDS))
     taken = await site.store.write(
         withdraw_verdict,
         verdict_id,
-        by=Lift(person_key=person.key, user_name=person.name, expires_at=until),
+        by=person,
         at=format_time(now),
+        until=format_time(now + timedelta(seconds=DEFAULT_VALID_SECONDS)),
         required=site.required,
         sign=partial(_sign, site, now),
         allow=partial(_check, site, person, Choice.HOLD),

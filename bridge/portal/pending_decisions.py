@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from bridge.clock import CLOCK_SKEW_SECONDS, Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.store.database import StoreThreads, StoreUnavailable, epoch
-from bridge.portal.store.decisions import LiveDecision, live_decisions
+from bridge.portal.store.decisions import live_decisions
 
 logger = logging.getLogger(__name__)
 
@@ -142,10 +143,10 @@ class PendingDecisions:
             for woken in waiting:
                 wake(woken)
 
-    def _add(self, index: int, found: list[LiveDecision]) -> None:
-        for each in found:
-            self._by_vm.setdefault(each.vm_key, []).append((each.index, each.jws))
-        for vm_key in {each.vm_key for each in found if each.index > self.index}:
+    def _add(self, index: int, found: Sequence[tuple[int, str, str]]) -> None:
+        for number, vm_key, jws in found:
+            self._by_vm.setdefault(vm_key, []).append((number, jws))
+        for vm_key in {vm_key for number, vm_key, _ in found if number > self.index}:
             for woken in self._waiting.get(vm_key, ()):
                 wake(woken)
         self.index = max(self.index, index)

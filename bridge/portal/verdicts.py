@@ -52,14 +52,6 @@ class Outcome(str, Enum):
     HELD = "held"
 
 
-class Lift(msgspec.Struct, frozen=True, kw_only=True):
-    """One person's consent to withdraw the hold of another person."""
-
-    person_key: str
-    user_name: str
-    expires_at: str
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of one person on one event."""
 
@@ -76,8 +68,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     """The end of an approval. A hold counts until its withdrawal."""
     withdrawn_at: str | None = None
-    lifts: tuple[Lift, ...] = ()
-    """The consents of other people to lift this hold."""
+    lifts: dict[str, str] = {}
+    """The keys of other people who agree to lift this hold, and the end of each consent."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,16 +124,18 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
     return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
 
 
-def lift(verdict: Verdict, by: Lift, barred: Container[str], *, at: str, required: int) -> tuple[tuple[Lift, ...], int]:
+def lift(
+    verdict: Verdict, person_key: str, barred: Container[str], *, at: str, until: str, required: int
+) -> tuple[dict[str, str], int]:
     """Return the lifts of *verdict*, and how many more people must agree to withdraw it.
 
-    The lifts include *by* and the earlier lifts that count at the time *at*. No one else must agree to the withdrawal
-    of an approval, or of the person's own hold.
+    The lifts include the consent of *person_key* until the time *until*, and the earlier lifts that count at the time
+    *at*. No one else must agree to the withdrawal of an approval, or of the person's own hold.
     """
-    earlier = (each for each in verdict.lifts if at < each.expires_at and each.person_key not in barred)
-    lifts = {**{each.person_key: each for each in earlier}, by.person_key: by}
-    is_free = by.person_key == verdict.person_key or verdict.choice is not Choice.HOLD
-    return tuple(lifts.values()), 0 if is_free else max(0, required - most_of_one_issuer(lifts))
+    lifts = {key: end for key, end in verdict.lifts.items() if at < end and key not in barred}
+    lifts[person_key] = until
+    is_free = person_key == verdict.person_key or verdict.choice is not Choice.HOLD
+    return lifts, 0 if is_free else max(0, required - most_of_one_issuer(lifts))
 
 
 def most_of_one_issuer(keys: Iterable[str]) -> int:

@@ -29,18 +29,7 @@ from bridge.portal.signing import why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails
 from bridge.portal.users import Person
-from bridge.portal.verdicts import (
-    NO_KEY,
-    WITHDRAW_HOLD,
-    Choice,
-    Lift,
-    Outcome,
-    Ruling,
-    Verdict,
-    lift,
-    rule,
-    too_few,
-)
+from bridge.portal.verdicts import NO_KEY, WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, lift, rule, too_few
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,8 +177,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             effect = "leaves the event held by another person"
             if len(self.ruling.verdicts) == 1:  # PROTOCOL.md, section 8
                 effect = "lets people approve the event. The rules of the VMs stay stopped until an approval"
-        by = Lift(person_key=person.key, user_name=person.name, expires_at=at)
-        _, needed = lift(verdict, by, (), at=at, required=self.site.required)
+        _, needed = lift(verdict, person.key, (), at=at, until=at, required=self.site.required)
         if needed:
             effect = f"leaves the event held until {lifting(needed)}"
         return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"

@@ -27,7 +27,8 @@ from bridge.portal.store.users import put_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdicts, verdicts_of, withdraw
 from bridge.portal.store.vms import vms_of_event
 from bridge.portal.user_names import local_key
-from bridge.portal.verdicts import Choice, Lift, Outcome, Verdict
+from bridge.portal.users import Person
+from bridge.portal.verdicts import Choice, Outcome, Verdict
 
 KEY = key_of_event_id("A")
 DECIDED = NOW + timedelta(minutes=1)
@@ -75,8 +76,8 @@ class Office:
 
     def withdraw(self, verdict_id, name, *, required=1, now=DECIDED):
         key = name if "://" in name else local_key(name)
-        by = Lift(person_key=key, user_name=name, expires_at=format_time(now + timedelta(hours=1)))
-        return self.store.write(withdraw, verdict_id, by=by, required=required, at=format_time(now), sign=self.sign)
+        by, at, until = Person(key=key, name=name, grants=()), format_time(now), format_time(now + timedelta(hours=1))
+        return self.store.write(withdraw, verdict_id, by=by, at=at, until=until, required=required, sign=self.sign)
 
     @property
     def event(self):
@@ -86,9 +87,9 @@ class Office:
         """Verify each delivered decision as its agent does, and return the VM, the verdict, and the reason."""
         _, found = self.store.read(live_decisions, now_seconds=DECIDED.timestamp())
         keys, words = [self.public], []
-        for each in found:
-            claims = verify(each.jws, keys=keys, audience=each.vm_key, now=DECIDED, created_at=NOW)
-            words.append((each.vm_key, claims.verdict.value, claims.reason))
+        for _, vm_key, jws in found:
+            claims = verify(jws, keys=keys, audience=vm_key, now=DECIDED, created_at=NOW)
+            words.append((vm_key, claims.verdict.value, claims.reason))
         return words
 
     def audited(self):

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
+from sqlalchemy import Connection, exists, func, select
 
 from bridge.approval.decision_token import Claims
 from bridge.clock import format_time
@@ -41,14 +41,6 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
     def jws_sha256(self) -> str:
         """Return the hash that identifies the decision in outcome records."""
         return hashlib.sha256(self.jws.encode()).hexdigest()
-
-
-class LiveDecision(msgspec.Struct, frozen=True):
-    """A decision that an agent can still receive."""
-
-    index: int
-    vm_key: str
-    jws: str
 
 
 def add_decisions(connection: Connection, signed: Mapping[str, Claims], *, at: str) -> dict[str, int]:
@@ -85,7 +77,7 @@ def insert_decisions(
     the decisions that were not stored before.
     """
     by_hash = {each.jws_sha256: each for each in new}
-    lock_decisions(connection)
+    next_values(connection, _COUNTER, 0)  # lock the counter before the audit counter
     query = select(decisions.c.jws_sha256, decisions.c.decision_index)
     numbers = {sha256: int(index) for sha256, index in rows_in(connection, query, decisions.c.jws_sha256, by_hash)}
     missing = [sha256 for sha256 in by_hash if sha256 not in numbers]
@@ -112,11 +104,6 @@ def decision_hashes(signed: Sequence[NewDecision]) -> dict[str, str]:
     return {each.vm_key: each.jws_sha256 for each in signed}
 
 
-def lock_decisions(connection: Connection) -> None:
-    """Lock the decision counter. Call this function before `add_entries`."""
-    next_values(connection, _COUNTER, 0)
-
-
 def newest_iat(connection: Connection, event_key: str) -> float:
     """Return the newest `iat` of the event's decisions, in seconds.
 
@@ -126,23 +113,21 @@ def newest_iat(connection: Connection, event_key: str) -> float:
     return float(connection.execute(query).scalar_one() or 0.0)
 
 
-def live_decisions(connection: Connection, *, now_seconds: float, after: int = 0) -> tuple[int, list[LiveDecision]]:
+def live_decisions(
+    connection: Connection, *, now_seconds: float, after: int = 0
+) -> tuple[int, Sequence[tuple[int, str, str]]]:
     """Return the last number, and the valid decisions with a number above *after*.
 
-    A hold remains valid until its event has ended, regardless of its expiry time.
+    The values of a decision are its number, its VM, and its token. A hold remains valid
+    until its event has ended, regardless of its expiry time.
     """
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
-    query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws)
-    query = query.where(decisions.c.decision_index > after, _counts(now_seconds)).order_by(decisions.c.decision_index)
-    found = [LiveDecision(int(number), vm_key, jws) for number, vm_key, jws in connection.execute(query)]
-    return index, found
-
-
-def _counts(now_seconds: float) -> ColumnElement[bool]:
+    is_open = exists().where(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True))
     # Round down, because PostgreSQL would round to the nearest second.
-    now_seconds = math.floor(now_seconds)
-    is_open = exists().where(and_(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True)))
-    return or_(decisions.c.expires_at_seconds > now_seconds, and_(decisions.c.decision == _HOLD, is_open))
+    is_valid = (decisions.c.expires_at_seconds > math.floor(now_seconds)) | ((decisions.c.decision == _HOLD) & is_open)
+    query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws)
+    query = query.where(decisions.c.decision_index > after, is_valid).order_by(decisions.c.decision_index)
+    return index, [(row.decision_index, row.vm_key, row.jws) for row in connection.execute(query)]
 
 
 def _entry(stored: Sequence[NewDecision], signed: Mapping[str, Claims]) -> Entry:

@@ -18,28 +18,13 @@ from bridge.portal.fleet import EventState, undecidable
 from bridge.portal.requests import RequestRefused
 from bridge.portal.schema import decisions, events, verdicts
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.decisions import (
-    NewDecision,
-    decision_hashes,
-    insert_decisions,
-    lock_decisions,
-)
+from bridge.portal.store.decisions import NewDecision, decision_hashes, insert_decisions
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of, events_of
 from bridge.portal.store.fold import lock_events
 from bridge.portal.store.users import barred_people
-from bridge.portal.verdicts import (
-    WITHDRAW_HOLD,
-    Choice,
-    Lift,
-    Outcome,
-    Ruling,
-    Verdict,
-    counting,
-    lift,
-    people_of,
-    rule,
-)
+from bridge.portal.users import Person
+from bridge.portal.verdicts import WITHDRAW_HOLD, Choice, Outcome, Ruling, Verdict, counting, lift, people_of, rule
 from bridge.portal.vm_state import place_of
 
 UNKNOWN_EVENT = "No record reports this event."
@@ -118,7 +103,7 @@ def add_verdicts(
     if new[0].choice is Choice.APPROVE:
         _check_groups([each.event for each in accepted])
     given = [msgspec.structs.asdict(each.verdict) for each in accepted]
-    connection.execute(verdicts.insert(), [{**row, "choice": row["choice"].value, "lifts": "[]"} for row in given])
+    connection.execute(verdicts.insert(), [{**row, "choice": row["choice"].value, "lifts": "{}"} for row in given])
     for stored in accepted:
         _store_ruling(connection, stored.event, stored.ruling)
     insert_decisions(connection, [decision for each in accepted for decision in each.signed], at=at)
@@ -130,8 +115,9 @@ def withdraw(
     connection: Connection,
     verdict_id: str,
     *,
-    by: Lift,
+    by: Person,
     at: str,
+    until: str,
     required: int,
     sign: Sign,
     allow: Allow = lambda *_: None,
@@ -139,7 +125,7 @@ def withdraw(
     """Withdraw a verdict. If an approval has already been signed, sign a hold to stop it.
 
     Before a person can withdraw the hold of another person, *required* people must agree. Until then, the function only
-    stores that *by* agrees.
+    stores that *by* agrees until the time *until*.
 
     Raise VerdictRefused if the verdict is unknown or already withdrawn, or if the event is over.
     """
@@ -149,19 +135,18 @@ def withdraw(
     lock_events(connection, [key])
     event = _allowed(connection, event_of(connection, key, now=at), allow)
     verdict = next(each for each in verdicts_of(connection, [key]) if each.verdict_id == verdict_id)
-    lifts, needed = lift(verdict, by, barred_people(connection), at=at, required=required)
-    if needed and verdict.withdrawn_at is None:
-        stored = {"lifts": msgspec.json.encode(lifts).decode()}
-        connection.execute(update(verdicts).where(verdicts.c.verdict_id == verdict_id).values(stored))
-        lock_decisions(connection)
-        add_entries(connection, [_withdrawal(by, "agreed_to_lift", verdict, ())], at=at)
-        ruling = Ruling(outcome=Outcome.HELD, verdicts=(verdict,), needed=needed)
-        return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling)
-    is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
-    if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
+    if verdict.withdrawn_at is not None:
         raise VerdictRefused("The verdict is already withdrawn.", event=event)
     if not event.is_open:
         raise VerdictRefused(f"Too late: {event.undecidable_because}.", event=event)
+    lifts, needed = lift(verdict, by.key, barred_people(connection), at=at, until=until, required=required)
+    if needed:
+        stored = {"lifts": msgspec.json.encode(lifts).decode()}
+        connection.execute(update(verdicts).where(verdicts.c.verdict_id == verdict_id).values(stored))
+        add_entries(connection, [_withdrawal(by, "agreed_to_lift", verdict, ())], at=at)
+        ruling = Ruling(outcome=Outcome.HELD, verdicts=(verdict,), needed=needed)
+        return AcceptedVerdict(verdict=verdict, event=event, ruling=ruling)
+    connection.execute(update(verdicts).where(verdicts.c.verdict_id == verdict_id).values(withdrawn_at=at))
     has_decisions = verdict.choice is Choice.APPROVE and _has_decisions(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if has_decisions else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     signed = sign(connection, event, ruling) if has_decisions else ()
@@ -253,15 +238,15 @@ def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> 
     connection.execute(update(events).where(events.c.event_key == event.key).values(**values))
 
 
-def _withdrawal(by: Lift, action: str, verdict: Verdict, signed: Sequence[NewDecision]) -> Entry:
+def _withdrawal(by: Person, action: str, verdict: Verdict, signed: Sequence[NewDecision]) -> Entry:
     details = {
         "verdict_id": verdict.verdict_id,
         "verdict": verdict.choice.value,
         "of": verdict.user_name,
-        "person": by.person_key,
+        "person": by.key,
         "decisions": decision_hashes(signed),
     }
-    return Entry(actor=by.user_name, action=action, subject=verdict.event_key, details=details)
+    return Entry(actor=by.name, action=action, subject=verdict.event_key, details=details)
 
 
 def _entry(accepted: Sequence[AcceptedVerdict]) -> Entry:
