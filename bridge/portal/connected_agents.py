@@ -70,9 +70,6 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-_reported_of = msgspec.json.Decoder(AgentReport).decode
-
-
 class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that has polled for decisions."""
 
@@ -243,6 +240,6 @@ class ConnectedAgents:
 @lru_cache(maxsize=64)  # most agents of a fleet send the same header
 def _read(header: str) -> AgentReport:
     try:
-        return _reported_of(header[:_MOST_HEADER_CHARACTERS].encode())
+        return msgspec.json.decode(header[:_MOST_HEADER_CHARACTERS].encode(), type=AgentReport)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return AgentReport()

@@ -10,7 +10,6 @@ determines how many people must approve.
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -22,7 +21,6 @@ from bridge.clock import format_time, parse_time
 from bridge.portal.fleet import EventState
 from bridge.portal.signing import addressees, decisions_for, why_unreachable
 from bridge.portal.site import Site
-from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.decisions import NewDecision, newest_iat
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused, add_verdicts
 from bridge.portal.store.verdicts import withdraw as withdraw_verdict
@@ -84,7 +82,7 @@ async def submit(
         if isinstance(each, AcceptedVerdict):
             announced = parse_time(each.event.first_observed_at)
             site.metrics.decision_seconds.observe(max(0.0, (now - announced).total_seconds()))
-    await _notify(site)
+    site.pending_decisions.notify_new()
     return results
 
 
@@ -101,14 +99,8 @@ async def withdraw(site: Site, person: Person, verdict_id: str) -> AcceptedVerdi
         sign=partial(_sign, site, now),
         allow=partial(_check, site, person, Choice.HOLD),
     )
-    await _notify(site)
+    site.pending_decisions.notify_new()
     return taken
-
-
-async def _notify(site: Site) -> None:
-    """Send new decisions to the waiting polls."""
-    with contextlib.suppress(StoreUnavailable):  # `PendingDecisions.follow` sends the decisions later
-        await site.pending_decisions.catch_up()
 
 
 def _check(site: Site, person: Person, choice: Choice, connection: Connection, event: EventState) -> None:
