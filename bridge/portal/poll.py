@@ -44,7 +44,8 @@ class Poll(msgspec.Struct, frozen=True):
     """The request of an agent."""
 
     vm_key: str
-    index: int
+    after: int
+    """The agent has received every decision up to this number."""
     wait_seconds: float
 
 
@@ -63,12 +64,8 @@ class LongPoll:
         """Answer one poll."""
         poll = None
         try:
-            poll = self._begin(scope)
-            if poll.index > self._pending_decisions.index:
-                await self._pending_decisions.catch_up()  # the agent might have polled another process before
-            # After a restore, the index of an agent can be larger. The portal then sends all decisions.
-            after = poll.index if poll.index <= self._pending_decisions.index else 0
-            has_new = after == 0 or self._pending_decisions.has_new(poll.vm_key, after)
+            poll = await self._begin(scope)
+            has_new = poll.after == 0 or self._pending_decisions.has_new(poll.vm_key, poll.after)
             scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
             is_due = has_new or self._pending_decisions.is_stopping
             if not is_due and not await self._wait_for_decision(poll, scope[CONNECTION]):
@@ -80,14 +77,14 @@ class LongPoll:
             response = error_answer(503, "The database is not available.")
         else:
             headers = {"Connection": "close"} if self._pending_decisions.is_stopping else {}
-            response = json_answer(self._pending_decisions.answer(poll.vm_key, after), headers=headers)
+            response = json_answer(self._pending_decisions.answer(poll.vm_key, poll.after), headers=headers)
         finally:
             if poll is not None:
                 self._connected_agents.ends(poll.vm_key)
         self._metrics.answered(_ROUTE, response.status_code)
         await response(scope, receive, send)
 
-    def _begin(self, scope: Scope) -> Poll:
+    async def _begin(self, scope: Scope) -> Poll:
         """Check the request, and record the agent as connected."""
         headers, query = Headers(raw=scope["headers"]), QueryParams(scope["query_string"])
         if scope["method"] != "GET":
@@ -102,12 +99,12 @@ class LongPoll:
             raise RequestRefused(400, "A poll has no body.")
         wait_seconds = whole_number(query, "wait", lowest=1, highest=_LARGEST_INDEX)
         index = whole_number(query, "index", lowest=0, highest=_LARGEST_INDEX)
-        # A larger index can be from another epoch.
-        received_index = index if index <= self._pending_decisions.index else 0
-        self._connected_agents.begins(
-            vm_key, headers.get(HEADER, ""), index=received_index, is_attested=own_vm is not None
-        )
-        return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
+        if index > self._pending_decisions.index:
+            await self._pending_decisions.catch_up()  # the agent might have polled another process before
+        # After a restore, the index of an agent can be larger. The portal then sends all decisions.
+        after = index if index <= self._pending_decisions.index else 0
+        self._connected_agents.begins(vm_key, headers.get(HEADER, ""), index=after, is_attested=own_vm is not None)
+        return Poll(vm_key, after, min(wait_seconds, _LONGEST_WAIT_SECONDS))
 
     async def _wait_for_decision(self, poll: Poll, connection: LimitedHttp) -> bool:
         """Wait for a decision. Return False if the client has disconnected."""
