@@ -161,8 +161,6 @@ async def withdraw(site: Site, request: Request, person: Person, form: Form) -> 
     """``POST /verdicts/{id}/withdraw``: withdraw a verdict."""
     taken = await deciding.withdraw(site, person, request.path_params["verdict_id"])
     site.live.check_now()
-    if taken.ruling.needed:
-        return await _results(site, request, person, [taken], {})
     return _back_to(form, taken.event.key)
 
 
@@ -182,7 +180,7 @@ async def _results(
 
 async def _changes(site: Site, event: EventState | None, digests: Mapping[str, str]) -> Sequence[str]:
     """Return the changes of *event* since the person loaded the page."""
-    if event is None or event.digest == digests.get(event.key, event.digest):
+    if event is None or event.digest == digests[event.key]:
         return ()
     loaded = await site.store.read(event_with_digest, event.key, digests[event.key])
     if loaded is None or loaded.event is None:

@@ -21,7 +21,7 @@ from bridge.clock import format_time, parse_time
 from bridge.events.event import compact_json
 from bridge.events.otel_resource import own_version
 from bridge.portal.requests import error_answer
-from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, lifting, these, vm_names
+from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, these, vm_names
 from bridge.portal.verdicts import people_of
 from bridge.text import duration, escaped
 
@@ -66,7 +66,6 @@ class Renderer:
             clock_text=clock_text,
             effect_of=effect_of,
             how_many=how_many,
-            lifting=lifting,
             people_of=people_of,
             these=these,
             vm_names=vm_names,

@@ -45,6 +45,14 @@ def issuer(value: str) -> None:
         raise ValueError(wanted)
 
 
+def origin(value: str) -> None:
+    """Raise ValueError unless *value* is a scheme and a host without a path."""
+    wanted = "a scheme and a host without a path, such as https://portal.example.net"
+    parts = check_url(value, wanted)
+    if value.lower() != f"{parts.scheme}://{parts.netloc}".lower():
+        raise ValueError(wanted)
+
+
 def uuid(value: str) -> None:
     """Raise ValueError unless *value* is a UUID."""
     if not re.fullmatch("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", value):

@@ -245,7 +245,7 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """OpenID Connect. With this table, local users can log in only from `local_login_from`."""
     local_login_from: tuple[Annotated[str, setting_checks.NETWORK], ...] = ()
     """The addresses or networks from which local users can log in when `oidc` is set, such as `10.1.0.0/24`."""
-    origin: _Text | None = None
+    origin: Annotated[str, Check(setting_checks.origin)] | None = None
     """The origin of the portal in a browser, such as `https://portal.example.net`. Default: from the Host header. Set
     this if a proxy changes that header."""
     proxy_header: _Text | None = None

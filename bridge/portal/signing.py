@@ -46,7 +46,9 @@ def why_unreachable(event: EventState, agents: Mapping[str, AgentSeen], kid: str
     if addressees(event, agents, kid):
         return ""
     no_command = "has no command that covers all VMs of the event"
-    reasons = [f"{vm.name or vm.vm_key} {_why_not(vm, event, agents, kid) or no_command}" for vm in event.vms]
+    members = [vm for vm in event.vms if vm.is_member]
+    reasons = [f"{vm.name or vm.vm_key} {_why_not(vm, event, agents, kid) or no_command}" for vm in members]
+    reasons = reasons or ["no VM of the event reports the event"]
     return f"No agent would follow an approval now: {'; '.join(reasons)}."
 
 

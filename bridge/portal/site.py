@@ -23,7 +23,7 @@ class Site:
         self.clock = clock
         self.required = settings.people.required_approvals
         """The number of people who must approve an event."""
-        self.origin = (settings.people.origin or "").rstrip("/")
+        self.origin = settings.people.origin or ""
         self.key: DecisionSigner | None = None
         """The key that signs the decisions of people."""
         signing = settings.signing

@@ -170,7 +170,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         event, person, at = self.event, self.person, format_time(self.now)
         if verdict.withdrawn_at is not None or event.state is not State.SCHEDULED or self.site.kid is None:
             return None
-        if person.why_not_decide(event, is_hold=True) is not None:
+        is_posted = verdict.choice is Choice.APPROVE and self.accepted is not None
+        if is_posted or person.why_not_decide(event, is_hold=True) is not None:
             return None
         effect = "stops the approval unless it is already posted to Azure"
         if verdict.choice is Choice.HOLD:
@@ -191,6 +192,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             note = ", withdrawn"
         elif is_hold and is_undecided:
             verb = "holds it"
+            if agreed := sum(end > format_time(self.now) for end in verdict.lifts.values()):
+                note = f", {agreed} other{'s agree' if agreed > 1 else ' agrees'} to lift the hold"
         elif is_undecided and verdict.digest != self.event.digest:
             verb = "approved an earlier version of it"
         elif is_undecided and verdict.expires_at <= format_time(self.now):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bridge.clock import format_time
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.events import EventFilter
-from bridge.portal.store.open_events import collapsed, list_lines
+from bridge.portal.store.open_events import collapsed, count_open, list_lines
 
 AT = format_time(NOW)
 WAVE = "Freeze|westeurope|2026-11-20T11"
@@ -60,6 +60,18 @@ def test_event_that_starts_or_moves_to_another_hour_leaves_the_wave(wave):
     assert ("E-1", 5) in lines(wave)[1]
     add(wave, announced(9, minutes=90, sequence=2, seconds=5, not_before_raw="later"), at=AT)
     assert {each for _, each in lines(wave)[1]} == {None}
+
+
+def test_started_events_without_a_notbefore_have_separate_lines(store):
+    started = {"event_status": "Started", "not_before": None, "not_before_raw": ""}
+    add(store, *(announced(vm, **started) for vm in range(5)), at=AT)
+    assert sorted(lines(store)[1]) == [(f"E-{vm}", None) for vm in range(5)]
+
+
+def test_recommendation_does_not_count_as_undecided(store):
+    add(store, announced(0, event_type="SpotRebalanceRecommendation", minutes=5), announced(1, minutes=5), at=AT)
+    counts = store.read(count_open, EventFilter(), now=AT)
+    assert (counts["total"], counts["undecided"], counts["undecided_soon"]) == (2, 1, 1)
 
 
 def test_filter_and_scope_apply_before_events_are_counted_as_a_wave(wave):

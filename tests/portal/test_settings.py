@@ -124,6 +124,11 @@ def test_documented_configurations_are_valid():
 ATTESTED = {"subscriptions": ["8d10da13-8125-4ba9-a717-bf7490507b3d"], "secret_file": "/run/secret"}
 
 
+@pytest.mark.parametrize("origin", ["https://portal.example.net/", "portal.example.net", "https://h/path"])
+def test_origin_with_a_path_or_without_a_scheme_is_rejected(origin):
+    assert "people.origin is" in mistakes_of({**AGENTS, "people": {"origin": origin}})[0]
+
+
 def test_attested_agents_need_no_other_authentication():
     settings = read({"agents": {"attested": ATTESTED}}).agents.attested
     assert (settings.nonce, settings.roots_file) == ("required", None)

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import ScheduledEvent
+from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent
 from bridge.portal.fleet import (
     EventState,
     EventStatus,
@@ -207,7 +207,8 @@ def is_decision(decision: str, now: str) -> ColumnElement[bool]:
         and_(events.c.decision_digest == events.c.digest, events.c.decision_until > now),
     )
     if decision == "undecided":
-        return and_(events.c.state == State.SCHEDULED.value, or_(events.c.decision.is_(None), ~is_valid))
+        is_decidable = func.coalesce(events.c.event_type, "").not_in(ADVISORY_EVENT_TYPES)
+        return and_(events.c.state == State.SCHEDULED.value, is_decidable, or_(events.c.decision.is_(None), ~is_valid))
     return and_(events.c.decision == decision, is_valid)
 
 

@@ -67,7 +67,7 @@ def list_lines(
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
     columns = (events.c.event_key, events.c.sort_at, events.c.wave, events.c.vm_count, decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
-    sizes = Counter(row.wave for row in rows) if has_waves and wanted.wave is None else Counter()
+    sizes = Counter(row.wave for row in rows if row.wave) if has_waves and wanted.wave is None else Counter()
     lines: dict[str, list[Any]] = {}
     for row in sorted(rows, key=lambda row: _place(row, at)):
         lines.setdefault(row.wave if sizes[row.wave] >= _LEAST_OF_WAVE else row.event_key, []).append(row)

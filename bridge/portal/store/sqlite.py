@@ -66,8 +66,8 @@ class Sqlite:
             raise BridgeError(f"No database exists at {self.path}.")
         part = target.with_name(f"{target.name}.part")
         part.unlink(missing_ok=True)
-        part.touch(mode=0o600)
         try:
+            part.touch(mode=0o600)
             with closing(sqlite3.connect(self.path)) as living, closing(sqlite3.connect(part)) as copy:
                 living.backup(copy)
                 copy.execute("DELETE FROM properties WHERE name = ?", (EPOCH,))

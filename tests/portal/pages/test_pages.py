@@ -223,6 +223,14 @@ def test_page_lists_reasons_if_no_agent_would_follow_an_approval(tmp_path):
         assert not any(text.startswith("Approve") for text in page.buttons)
 
 
+def test_reasons_name_only_vms_of_the_event(tmp_path):
+    with Office(tmp_path) as office:
+        office.portal.send(fleet_record(0), fleet_record(1), fleet_record(2))
+        page = office.browser("ann").page(f"/events/{A}")
+        assert "vm_1 has never polled for decisions." in page.text
+        assert "vm_2 has never polled" not in page.text
+
+
 def test_portal_without_a_signing_key_shows_a_message(tmp_path):
     with Office(tmp_path, signs=False) as office:
         office.portal.send(fleet_record(0))
