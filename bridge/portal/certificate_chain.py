@@ -40,6 +40,7 @@ _MOST_KEPT = 64
 _MOST_FETCHES, _FETCHES_SECONDS = 10, 60.0
 #: Some intermediate certificates need the certificate of a Microsoft root that another root has signed.
 _MOST_STEPS = 3
+_MOST_ADDRESSES = 2  # of one certificate, so that it cannot use up the downloads of a minute
 #: A path without dot segments, so that it cannot leave the path of the base URL.
 _PATH = r"(?:/(?:\w|%20)(?:[\w.()-]|%20)*)+"
 
@@ -164,7 +165,7 @@ def _issuer_addresses(certificate: x509.Certificate) -> list[str]:
         for each in access
         if each.access_method == AuthorityInformationAccessOID.CA_ISSUERS
         and isinstance(each.access_location, x509.UniformResourceIdentifier)
-    ]
+    ][:_MOST_ADDRESSES]
 
 
 def _below(base: str, address: str) -> str | None:

@@ -7,7 +7,7 @@ unchanged, because a newer agent might send fields that this version does not su
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import msgspec
@@ -24,6 +24,8 @@ _STRUCTURED, _BATCH, _JSON = "application/cloudevents+json", "application/cloude
 _DEEPEST = 64
 #: Ten years. Every real event is far shorter.
 _LONGEST_SECONDS = 10 * 366 * 86_400
+#: The timeline cannot show a time near the limits of the calendar.
+_YEARS = range(2000, 2200)
 
 _Id = Annotated[str, Meta(pattern=r"^[ -~]{1,64}\Z")]
 _Name = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
@@ -39,6 +41,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class _Event(ScheduledEvent, frozen=True, kw_only=True, dict=True):
+    not_before: _Time | None = None
     duration_seconds: Annotated[int, Meta(ge=-1, le=_LONGEST_SECONDS)] | None = None
 
 
@@ -47,6 +50,7 @@ class _Vm(VmIdentity, frozen=True, kw_only=True):
 
 
 class _Approval(Approval, frozen=True, kw_only=True):
+    jws_sha256: Annotated[tuple[_Name, ...], Meta(max_length=1_000)] = ()
     http_status: Annotated[int, Meta(ge=0, le=999)] | None = None
 
 
@@ -101,8 +105,13 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
     if record.id != envelope.id:
         raise RequestRefused(400, "The id of the CloudEvent differs from the id of the record.")
     _check_depth([record.previous, None if record.event is None else record.event.extra])
-    observed_at = format_time(msgspec.convert(record.observed_at, _Time))
-    return ReceivedRecord(msgspec.structs.replace(record, observed_at=observed_at), body.decode())
+    observed_at, event = format_time(msgspec.convert(record.observed_at, _Time)), record.event
+    if event is not None and event.not_before is not None:
+        not_before = event.not_before.astimezone(timezone.utc)
+        if not_before.year not in _YEARS:
+            raise RequestRefused(400, "The not_before of an event must be from 2000 to 2199.")
+        event = msgspec.structs.replace(event, not_before=not_before)
+    return ReceivedRecord(msgspec.structs.replace(record, observed_at=observed_at, event=event), body.decode())
 
 
 def _check_depth(value: Any, levels: int = _DEEPEST) -> None:

@@ -213,14 +213,17 @@ class EventSummary(EventStatus, kw_only=True):
 
         After a tie, show the version with the digest *followed*, which a member reported after the shown version.
         """
-        votes: Counter[str] = Counter()
+        named: Counter[str] = Counter()
+        reported: Counter[str] = Counter()
         for category, number in self.categories:
+            reported.update({category.digest: number, category.variant: number})
             if category.is_named:
-                votes.update({category.digest: number, category.variant: number})
+                named.update({category.digest: number, category.variant: number})
 
         def rank(each: Category) -> tuple[object, ...]:
-            of_digest = votes[each.digest], each.digest == followed, each.digest == self.digest, each.digest
-            return *of_digest, votes[each.variant], each.variant == self.variant, each.variant
+            of_digest = named[each.digest], reported[each.digest], each.digest == followed, each.digest == self.digest
+            of_variant = named[each.variant], reported[each.variant], each.variant == self.variant
+            return *of_digest, each.digest, *of_variant, each.variant
 
         return max((category for category, _ in self.categories), key=rank)
 

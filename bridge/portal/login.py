@@ -103,9 +103,10 @@ class LoginPages:
             old = request.cookies.get(COOKIE, "")
             await self._users.begin_session(user, old_session_id=old, session_id=session_id, **columns)
         except (LoginRefused, AccessDenied) as error:
-            return self._login_page(request, "/", why=str(error), status=403)
-        answer = redirect(own_page(wanted))
-        _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
+            answer = self._login_page(request, "/", why=str(error), status=403)
+        else:
+            answer = redirect(own_page(wanted))
+            _set_cookie(answer, session_id, int(self._users.session.total_seconds()))
         _set_cookie(answer, "", 0, name=_LOGIN_COOKIE)
         return answer
 

@@ -51,11 +51,14 @@ class RequestRefused(BridgeError):
 
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body. Raise RequestRefused if the body has more than *most_bytes*."""
-    parts = bytearray()
+    parts, too_large = bytearray(), RequestRefused(413, f"The body is larger than {most_bytes} bytes.")
+    length = request.headers.get("content-length", "")  # the server accepts only digits
+    if len(length) > len(str(most_bytes)) or int(length or 0) > most_bytes:
+        raise too_large
     try:
         async for part in request.stream():
             if len(parts) + len(part) > most_bytes:
-                raise RequestRefused(413, f"The body is larger than {most_bytes} bytes.")
+                raise too_large
             parts.extend(part)
     except ClientDisconnect:
         raise RequestRefused(400, "The client disconnected.") from None

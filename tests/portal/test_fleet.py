@@ -48,6 +48,18 @@ def test_changed_version_of_a_member_wins_a_tie(store):
     assert only_event(store, changed).digest == digest(changed.event)
 
 
+def test_without_members_the_version_with_the_most_reports_is_shown(store):
+    real = [fleet_record(vm, resources=("real_1", "real_2")) for vm in range(6, 11)]
+    event = only_event(store, fleet_record(5, resources=("zz",)), *real)
+    assert event.event.resources == ("real_1", "real_2")
+
+
+def test_event_missing_from_the_active_events_ended_without_evidence(store):
+    listed = fleet_record(0, sequence=2, transition=Transition.HEARTBEAT, active=())
+    event = only_event(store, fleet_record(0), replace(listed, event=None))
+    assert [(vm.state, vm.evidence) for vm in event.vms] == [(State.ENDED, Evidence.UNKNOWN)]
+
+
 def test_two_contents_of_one_record_do_not_change_the_event_of_other_vms(store):
     first, second = (fleet_record(66, description=text) for text in ("planned", "harmless"))
     add(store, first, second)

@@ -133,6 +133,10 @@ _WRONG = {
     "a time without a zone": _envelope(data__observed_at="2026-11-20T11:00:00"),
     "a time that is none": _envelope(data__observed_at="now"),
     "a time before all others": _envelope(data__observed_at="0001-01-01T00:00:00+23:00"),
+    "a NotBefore without a zone": _envelope(data__event__not_before="2026-11-20T11:15:00"),
+    "a NotBefore at the end of the calendar": _envelope(data__event__not_before="9999-12-31T23:59:59Z"),
+    "a NUL in a hash": _envelope(data__approval={"source": "cli", "result": "x", "jws_sha256": ["a\0"]}),
+    "too many hashes": _envelope(data__approval={"source": "cli", "result": "x", "jws_sha256": ["a"] * 1_001}),
     "a NUL in a name": _envelope(data__stream_id="a\0b"),
     "a name that is too long": _envelope(data__stream_id="x" * 257),
     "a vmId that cannot be printed": _envelope(data__vm__vm_id="\u202e"),
@@ -143,6 +147,12 @@ _WRONG = {
     ),
     "NaN": _envelope().replace(b'"duration_seconds": 5', b'"duration_seconds": NaN'),
 }
+
+
+def test_notbefore_with_an_offset_is_shown_in_utc(portal):
+    body = _envelope(fleet_record(0, event_id="offset"), data__event__not_before="2026-11-20T16:15:00+05:00")
+    assert portal.post(body).status_code == 204
+    assert shown(portal, "offset")["event"]["event"]["not_before"] == "2026-11-20T11:15:00Z"
 
 
 @pytest.mark.parametrize("body", _WRONG.values(), ids=_WRONG)

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from fleet_records import NOW, fleet_record, stream_id_of
 from fold_kit import ARRIVAL, add, all_events
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from bridge.clock import format_time
@@ -88,3 +89,27 @@ def test_vm_beyond_its_storage_loses_its_oldest_records_and_no_open_event(store)
     assert rows(store, records) < 2 * limits.vm_bytes / 2_000
     found = {event.event.event_id for event in all_events(store).values() if event.is_open}
     assert found == {"of another VM", "open"}
+
+
+def test_vm_beyond_its_limits_still_confirms_events_of_other_vms(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=2)
+    add(store, fleet_record(1, event_id="real"))
+    for number in range(1, 4):
+        invented = fleet_record(0, event_id=f"E-{number}", sequence=number)
+        store.write(add_records, [ReceivedRecord(invented, "x" * limits.vm_bytes)], ARRIVAL, limits)
+    real = fleet_record(0, event_id="real", sequence=4)
+    store.write(add_records, [ReceivedRecord(real, "x")], ARRIVAL, limits)
+    [event] = [each for each in all_events(store).values() if each.event.event_id == "real"]
+    assert ({vm.name for vm in event.vms}, event.unconfirmed) == ({"vm_0", "vm_1"}, ())
+
+
+def test_heartbeats_do_not_use_the_storage_of_a_vm(store):
+    add(store, fleet_record(0, event_id="A"))
+    [before] = store.read(list_vms, VmFilter()).vms
+    for sequence in range(2, 12):
+        active = ("A",) if sequence % 2 else ()
+        beat = fleet_record(0, sequence=sequence, transition=Transition.HEARTBEAT, active=active)
+        add(store, replace(beat, event=None))
+    [after] = store.read(list_vms, VmFilter()).vms
+    assert (before.open_events, after.open_events) == (1, 1)
+    assert after.stored_bytes == before.stored_bytes

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent
+from bridge.events.record import Evidence
 from bridge.portal.fleet import (
     EventState,
     EventStatus,
@@ -223,8 +224,9 @@ def cursor_parts(text: str, count: int) -> tuple[Any, ...]:
 def _vm_of_event(view: View, row: Any, description: str | None, *, digest: str, now: str) -> VmOfEvent:
     vm = vm_of(row.vm)
     reported = {name: getattr(view, name) for name in Report.__struct_fields__}
+    evidence = view.evidence if view.current is view.state else Evidence.UNKNOWN
     return VmOfEvent(
-        **{**reported, "state": view.current},
+        **{**reported, "state": view.current, "evidence": evidence},
         name=vm.name,
         vm=vm.vm,
         groups=tuple(filter(None, row.groups.split("\n"))),

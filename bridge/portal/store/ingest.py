@@ -219,7 +219,9 @@ def _changes(
         was_open = old is not None and old.current.is_open
         is_over_limit = vm.open_events - was_open >= limits.open_events
         if old is None and is_over_limit and vm.stored_bytes >= limits.vm_bytes:
-            continue
+            is_known = select(events.c.event_key).where(events.c.event_key == key[0])
+            if connection.execute(is_known).first() is None:  # only this VM reports the event
+                continue
         new = _with_name(connection, view, content, vm)
         is_listed_as_ended = vm.listed_at > view.position and view.event_id not in vm.active_event_ids
         new = msgspec.structs.replace(new, is_listed_as_ended=is_listed_as_ended)
@@ -230,7 +232,8 @@ def _changes(
             )
         if new != old:
             vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)
-            vm.stored_bytes += ROW_BYTES
+            if old is None or old.variant != new.variant:
+                vm.stored_bytes += ROW_BYTES
             changes.append(Change(old=old, new=new, groups=vm.groups, event=content))
     return changes
 

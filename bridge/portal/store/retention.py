@@ -55,8 +55,9 @@ def trim_vms(connection: Connection, *, most_bytes: int) -> None:
         summed = select(records.c.record_id, newest.label("bytes")).where(is_own).subquery()
         old = select(summed.c.record_id).where(summed.c.bytes > most_bytes // 2)
         connection.execute(delete(records).where(records.c.record_id.in_(old)))
-        _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
         count = select(func.count()).where(event_vms.c.vm_key == key).scalar_subquery()
+        if connection.execute(select(count)).scalar_one() * ROW_BYTES > most_bytes // 2:
+            _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
         stored = select(func.coalesce(func.sum(size), 0) + count * ROW_BYTES).where(is_own).scalar_subquery()
         connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=stored))
 
