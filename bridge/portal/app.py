@@ -18,9 +18,9 @@ from bridge.clock import Clock
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal import api, pages
-from bridge.portal.agent_exchange import AgentExchange
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.authentication import Authenticator
+from bridge.portal.connected_agents import AgentExchange
 from bridge.portal.ingest import Ingest
 from bridge.portal.maintenance import Maintenance
 from bridge.portal.notifying import NotificationSender

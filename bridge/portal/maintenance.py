@@ -12,6 +12,7 @@ from bridge.clock import Clock, format_time
 from bridge.errors import ConfigurationError
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import Entry
+from bridge.portal.ingest import VmLimits
 from bridge.portal.inventory import read_inventory
 from bridge.portal.settings import PortalSettings
 from bridge.portal.store.audit import add_entries
@@ -19,7 +20,6 @@ from bridge.portal.store.database import StoreThreads, StoreUnavailable, note_al
 from bridge.portal.store.notifications import delete_notifications
 from bridge.portal.store.retention import delete_old, trim_vms
 from bridge.portal.store.vms import store_inventory
-from bridge.portal.vm_limits import VmLimits
 
 logger = logging.getLogger(__name__)
 

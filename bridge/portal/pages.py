@@ -22,7 +22,6 @@ from bridge.portal import audit_page, deciding, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState
 from bridge.portal.fleet_page import count_agents
-from bridge.portal.history import history, shown_vms
 from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
 from bridge.portal.sentences import differences
@@ -33,7 +32,7 @@ from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, Verdict
 from bridge.portal.store.vms import vm_names
 from bridge.portal.users import AccessDenied, Person
 from bridge.portal.verdicts import Choice
-from bridge.portal.views import EventView
+from bridge.portal.views import EventView, history, shown_vms
 
 _MOST_CHOSEN = 100
 _MOST_APPROVED = 20

@@ -26,8 +26,7 @@ class Site:
         self.origin = settings.people.origin or ""
         self.key: DecisionSigner | None = None
         """The key that signs the decisions of people."""
-        signing = settings.signing
-        if signing is not None:
+        if signing := settings.signing:
             self.key = DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver)
         self.users = Users(settings.people, store=store, clock=clock)
         self.connected_agents = ConnectedAgents(clock)

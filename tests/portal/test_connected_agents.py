@@ -9,8 +9,7 @@ from contextlib import closing
 import pytest
 from portal_databases import of_file
 
-from bridge.portal.agent_exchange import AgentExchange
-from bridge.portal.connected_agents import KEPT_SECONDS, ConnectedAgents, Connection
+from bridge.portal.connected_agents import KEPT_SECONDS, AgentExchange, ConnectedAgents, Connection
 from bridge.portal.store.database import StoreThreads
 from bridge.testing import ManualClock
 

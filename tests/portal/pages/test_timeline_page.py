@@ -14,7 +14,7 @@ from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.events import EventFilter
 from bridge.portal.store.timeline import spans_between
-from bridge.portal.timeline import Period, chart
+from bridge.portal.timeline_page import Period, bars_of
 
 A = key_of_event_id("A")
 
@@ -92,7 +92,7 @@ def test_notice_and_impact_are_the_parts_of_a_bar(store):
         characters=None,
         limit=10,
     )
-    found = {bar.span.event.event.event_id: bar for bar in chart(spans, period, now=NOW).bars}
+    found = {bar.span.event.event.event_id: bar for bar in bars_of(spans, period, now=NOW)}
     hour = 1_400 / 8
     assert (found["B"].x, found["B"].width) == (hour, hour)
     assert (found["B"].impact_x, found["B"].impact_width) == pytest.approx((1.25 * hour, 0.75 * hour), abs=1)
