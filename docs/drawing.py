@@ -49,7 +49,7 @@ _LINE_HEIGHT = 1.35
 
 
 class Drawing:
-    """A picture of shapes and texts. Later shapes are drawn over earlier shapes."""
+    """A picture that consists of shapes and text. Later shapes cover earlier shapes."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._size = (width, height)

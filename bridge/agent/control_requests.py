@@ -353,7 +353,7 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision made on this VM, which overrules the holds in *overruled*.
+    """Store a decision made on this VM. The decision overrules the holds in *overruled*.
 
     *overruled* contains the arrival numbers of the holds. If the event has other holds, the function stores nothing and
     returns these holds.

@@ -5,7 +5,8 @@ module validates the settings that all sinks share. A filter that can never matc
 never send a record.
 
 A sink type is the name of an entry point in the group ``scheduled_events_bridge.sinks``, or has the form
-``module:Class``. Only the configured sink types are imported, so unused sinks do not need any memory or an SDK.
+``module:Class``. The agent imports only the configured sink types. An unused sink therefore uses no memory, and its SDK
+can be missing.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """End the delays of events whose records needed no request to the destination."""
+        """Remove the delays of events whose records were delivered without a request."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 

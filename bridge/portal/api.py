@@ -1,6 +1,6 @@
 """The JSON API for events, agents, audit entries, verdicts, and decisions.
 
-To read events, a program sends a token of `[readers]`. To submit or withdraw a verdict, it sends a session cookie, a
+To read events, a program sends a token from `[readers]`. To submit or withdraw a verdict, it sends a session cookie, a
 valid ``Origin`` header, and the CSRF token of the session in the ``X-CSRF-Token`` header.
 """
 

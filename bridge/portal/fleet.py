@@ -98,7 +98,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class View(Report, frozen=True, kw_only=True):
     """The newest record of one event from one VM.
 
-    `state` is the state in the record. A newer record of the VM can end the event (`is_listed_as_ended`).
+    `state` comes from this record. If a newer list of active events omits the event, `is_listed_as_ended` is true.
     """
 
     event_key: str
@@ -167,8 +167,8 @@ class EventStatus(msgspec.Struct, kw_only=True):
 class EventSummary(EventStatus, kw_only=True):
     """The row of an event, without its list of VMs.
 
-    The field `event` contains only the first names in Resources. If the shown version has no NotBefore, because the
-    event has started, the field contains the last known NotBefore.
+    In the field `event`, Resources contains only the first two names. A started event has no NotBefore in Azure's
+    document, so this field contains the last known NotBefore.
     """
 
     variant: str = ""

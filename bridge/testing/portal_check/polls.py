@@ -170,7 +170,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Check that the portal still returns the decisions *only* of the response *before*."""
+        """Check that the portal still returns the decisions *only*, which *before* contained."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return
