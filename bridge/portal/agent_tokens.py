@@ -23,10 +23,10 @@ import jwt
 from bridge.clock import Clock
 from bridge.errors import BridgeError
 
-#: An agent uses a challenge for five minutes. The sixth minute covers delays in the network.
+#: An agent uses a challenge for five minutes. The sixth minute allows for network delays.
 CHALLENGE_SECONDS = 360
 TOKEN_SECONDS = 3600
-#: An attacker who has one token could find a shorter secret by trial and error.
+#: An attacker who has a token could find a shorter secret by brute force.
 LEAST_SECRET_CHARACTERS = 32
 
 _TIME_BYTES, _CHANCE_BYTES, _MAC_BYTES = 4, 4, 12
@@ -92,7 +92,7 @@ class AgentTokens:
         return jwt.encode(claims, _key(self.secrets()[0]), algorithm=_ALGORITHM)
 
     def vm_id_of(self, token: str) -> str:
-        """Return the VM of *token*, in lower case. Raise TokenRefused for an invalid token."""
+        """Return the vmId in *token*, in lowercase. Raise TokenRefused for an invalid token."""
         if len(token) > _MOST_TOKEN_CHARACTERS:
             raise TokenRefused("The token is too long.")
         for secret in self.secrets():

@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the chain. `chained` sets the fields that have a default."""
 
     entry: int = 0
-    """Counts from 1 without a gap."""
+    """Counts from 1 without gaps."""
     at: str = ""
     actor: str
     """A user, the approvers of a decision, or ``portal``."""

@@ -38,9 +38,9 @@ _DEADLINE_SECONDS = 3.0
 _AGAIN_SECONDS = 300.0
 _MOST_KEPT = 64
 _MOST_FETCHES, _FETCHES_SECONDS = 10, 60.0
-#: Some intermediate certificates need the certificate of a Microsoft root that another root has signed.
+#: Some chains include a Microsoft root certificate that another root has signed.
 _MOST_STEPS = 3
-_MOST_ADDRESSES = 2  # of one certificate, so that it cannot use up the downloads of a minute
+_MOST_ADDRESSES = 2  # for each certificate, so that one certificate cannot use all downloads of a minute
 #: A path without dot segments, so that it cannot leave the path of the base URL.
 _PATH = r"(?:/(?:\w|%20)(?:[\w.()-]|%20)*)+"
 
@@ -109,7 +109,7 @@ def azure_roots() -> tuple[x509.Certificate, ...]:
     import certifi  # noqa: PLC0415  # not needed with configured roots
 
     found = pem.unarmor(Path(certifi.where()).read_bytes(), multiple=True)
-    # Load only Azure's roots, because the package cryptography logs a warning for another root of certifi.
+    # Load only Azure's roots, because the package cryptography logs a warning for one of the other roots.
     return tuple(
         x509.load_der_x509_certificate(der)
         for _, _, der in found
@@ -120,7 +120,7 @@ def azure_roots() -> tuple[x509.Certificate, ...]:
 def certificates_in(path: Path) -> tuple[x509.Certificate, ...]:
     """Return the certificates in the PEM file at *path*.
 
-    Raise ConfigurationError if the file has none.
+    Raise ConfigurationError if the file contains no readable certificate.
     """
     try:
         return tuple(x509.load_pem_x509_certificates(path.read_bytes()))

@@ -112,7 +112,7 @@ class ConnectedAgents:
         self._clock = clock
         self._agents: dict[str, _Agent] = {}
         self._alive_until: dict[str, float] = {}
-        """The time at which each other process counts as stopped, unless its heartbeat changes before."""
+        """The time at which each other process counts as stopped, unless its heartbeat changes first."""
         self._is_loaded = False
         self._unshared: set[str] = set()
         self._changed: set[str] = set()
@@ -154,7 +154,7 @@ class ConnectedAgents:
         return found
 
     def sweep(self) -> None:
-        """Update the state of the agents, and forget disconnected agents after a day."""
+        """Update the state of the agents, and remove disconnected agents after a day."""
         now = self._clock.monotonic()
         away = []
         for key, agent in self._agents.items():
@@ -202,7 +202,7 @@ class ConnectedAgents:
         *alive* contains the processes whose heartbeat has changed.
         """
         now, at = self._clock.monotonic(), self._clock.now()
-        # A process that is known at the start of this process might have stopped.
+        # When this process starts, a process in the database might already have stopped.
         self._alive_until |= dict.fromkeys(alive, now + _ALIVE_SECONDS if self._is_loaded else now)
         self._is_loaded = True
         for each in changed:
@@ -234,7 +234,7 @@ class ConnectedAgents:
         return msgspec.structs.replace(agent.seen, connection=connection)
 
     def _connection(self, process: str, now: float) -> Connection:
-        """Return the state of the agents that were connected to another process."""
+        """Return the state of an agent that was connected to the other process *process*."""
         seconds = now - self._alive_until[process]
         if seconds >= _RECONNECTING_SECONDS:
             return Connection.DISCONNECTED
@@ -259,8 +259,8 @@ _CLEANUP_SECONDS = 60.0
 class AgentExchange:
     """Stores the agents that poll this process, and loads the agents of other processes.
 
-    After the exchange has read changes from other processes, it calls *notify*. If no agent connects or disconnects,
-    the exchange writes only a heartbeat, and only if processes can share the database.
+    After the exchange has read changes from other processes, it calls *notify*. If no agent of this process has
+    changed, the exchange writes only a heartbeat, and only if several processes can share the database.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class State(str, Enum):
         return self in _OPEN
 
 
-#: An event is Scheduled while any member reports it as Scheduled, because members that report its start can be wrong.
+#: An event is Scheduled while any member reports it as Scheduled, because a member that reports its start can be wrong.
 _OPEN = (State.SCHEDULED, State.STARTED, State.OTHER)
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 
@@ -211,7 +211,7 @@ class EventSummary(EventStatus, kw_only=True):
     def chosen(self, followed: str | None) -> Category:
         """Return a category of the version to show.
 
-        After a tie, show the version with the digest *followed*, which a member reported after the shown version.
+        If there is a tie, show the version with the digest *followed*, which a member reported after the shown version.
         """
         named: Counter[str] = Counter()
         reported: Counter[str] = Counter()
@@ -237,7 +237,7 @@ class EventSummary(EventStatus, kw_only=True):
         ending, _ = max(counted, key=lambda each: (_EVIDENCE_RANK[each[0].evidence], each[0].state.value))
         self.state = next((each for each in _OPEN if counts[each]), ending.state)
         self.is_open = self.state.is_open
-        # Versions with one digest differ in the description only.
+        # Versions with the same digest differ only in their descriptions.
         shown = [category for category, _ in self.categories if category.digest == self.digest]
         agreeing = {each.variant for each in shown if each.is_named} or {each.variant for each in shown}
         description = self.description if len(agreeing) == 1 else None

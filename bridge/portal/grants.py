@@ -44,7 +44,7 @@ def scope_of(grants: Iterable[Grant], *roles: Role) -> tuple[str, ...] | None:
 
 
 def can_approve(grants: Iterable[Grant]) -> bool:
-    """Return whether a person with *grants* can approve an event of at least one VM."""
+    """Return whether *grants* allow a person to approve events of at least one VM."""
     roles = {grant.role for grant in grants}
     return Role.APPROVER in roles and Role.OPERATOR not in roles
 

@@ -66,7 +66,7 @@ class LongPoll:
         try:
             poll = await self._begin(scope)
             has_new = poll.after == 0 or self._pending_decisions.has_new(poll.vm_key, poll.after)
-            scope["headers"].clear()  # 2 KB, most of it the token, which an open poll does not need
+            scope["headers"].clear()  # saves 2 KB for each open poll, mostly the token
             is_due = has_new or self._pending_decisions.is_stopping
             if not is_due and not await self._wait_for_decision(poll, scope[CONNECTION]):
                 return
@@ -100,8 +100,8 @@ class LongPoll:
         wait_seconds = whole_number(query, "wait", lowest=1, highest=_LARGEST_INDEX)
         index = whole_number(query, "index", lowest=0, highest=_LARGEST_INDEX)
         if index > self._pending_decisions.index:
-            await self._pending_decisions.catch_up()  # the agent might have polled another process before
-        # After a restore, the index of an agent can be larger. The portal then sends all decisions.
+            await self._pending_decisions.catch_up()  # the agent might have polled another process earlier
+        # If the database was restored, the agent's index can exceed the portal's. Then send all decisions.
         after = index if index <= self._pending_decisions.index else 0
         self._connected_agents.begins(vm_key, headers.get(HEADER, ""), index=after, is_attested=own_vm is not None)
         return Poll(vm_key, after, min(wait_seconds, _LONGEST_WAIT_SECONDS))

@@ -60,7 +60,7 @@ def uuid(value: str) -> None:
 
 
 def _accepted_by(parse: Callable[[str], object], wanted: str) -> Check:
-    """Return a check whose values are the texts that *parse* accepts."""
+    """Return a check that accepts every value for which *parse* raises no ValueError."""
 
     def rule(value: str) -> None:
         try:

@@ -1,9 +1,9 @@
 """Signs decisions and selects the VMs that receive them.
 
 An approval goes to every confirmed VM that reports the shown version as Scheduled, if its agent is connected and would
-act on the approval. Azure accepts the first approval. If an agent of the event runs a command before it approves, such
-as a drain, the approval goes only to a VM whose command covers all VMs of the event. Otherwise, the first VM whose
-command ends would start the event while the other VMs still drain.
+act on the approval. Azure accepts the first approval, even while other VMs run a command, such as a drain. Therefore,
+if an agent of an event with several VMs runs a command before it approves, the approval goes only to VMs whose command
+covers all VMs of the event. If any of these VMs are attested, the approval goes only to the first attested VM.
 
 A hold must reach every VM that can approve the event. The portal sends the hold to all VMs of the event and to all
 known VMs in the same resource groups (PROTOCOL.md, section 1).
@@ -78,7 +78,7 @@ def decisions_for(
 ) -> tuple[NewDecision, ...]:
     """Return a hold or an approval of *event* for each of *vm_keys*.
 
-    An approval expires with the first verdict. VMs without a vmId get no decision, because they never poll.
+    An approval expires when its first verdict expires. VMs without a vmId get no decision, because they never poll.
     *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than the
     `iat` of a hold.
     """

@@ -1,7 +1,7 @@
 """Serves the timeline, and computes the coordinates of its bars.
 
 The URL contains the period. The default is the past 24 hours and the next 7 days. Each bar has two parts: the time from
-the announcement to the start, and the impact from the start to the end. Bars and their labels share a row where they do
+the announcement to the start, and the impact from the start to the end. Bars and their labels share a row if they do
 not overlap. The table below the picture contains the same data.
 """
 
@@ -28,8 +28,8 @@ from bridge.portal.users import Person
 ZOOMS = {6: "6 hours", 24: "1 day", 72: "3 days", 192: "8 days", 720: "30 days"}
 _DEFAULT_HOURS, _MOST_HOURS = 192, 24 * 400
 _PAST_SHARE = 1 / 8
-#: In a period of up to 12 hours, each event has a bar. In a period of up to 10 days, a bar contains the events of an
-#: hour, and in a longer period, the events of a day.
+#: In a period of up to 12 hours, each event has its own bar. In a period of up to 10 days, events of one type share a
+#: bar if they end in the same hour. In a longer period, they share a bar if they end on the same day.
 _SINGLE_HOURS, _HOURLY_HOURS = 12, 240
 _HOUR_CHARACTERS, _DAY_CHARACTERS = len("2026-11-20T11"), len("2026-11-20")
 _MOST_BARS = 200
@@ -119,12 +119,12 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return Period(since=self.since + timedelta(hours=self.hours * share), hours=self.hours)
 
     def zoomed(self, hours: int, *, now: datetime) -> Period:
-        """Return a period of *hours* in which *now*, or else the middle, stays at its place."""
+        """Return a period of *hours* that keeps *now* in place, or the middle if *now* is outside."""
         fixed = now if self.since <= now <= self.until else self.since + timedelta(hours=self.hours / 2)
         return Period(since=fixed - (fixed - self.since) * (hours / self.hours), hours=hours)
 
     def x(self, at: datetime) -> float:
-        """Return the x-coordinate of the time *at*, or of the end that is closest to *at*."""
+        """Return the x-coordinate of *at*. If *at* is outside the period, use the nearer end."""
         share = (at - self.since) / timedelta(hours=self.hours)
         return round(min(max(share, 0.0), 1.0) * WIDTH, 1)
 

@@ -34,13 +34,13 @@ def user_name_in(text: str) -> str | None:
 
 
 def folded_name(name: str) -> str:
-    """Return a text that is equal for all spellings of *name*."""
+    """Return the same string for all spellings of *name*."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     return " ".join(text.split())
 
 
 def person_key(issuer: str, subject: str) -> str:
-    """Return the key of a person. *issuer* contains no space."""
+    """Return the key of a person. *issuer* must not contain a space."""
     return f"{issuer} {subject}"
 
 

@@ -92,8 +92,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        A person can hold an event if at least one VM of the event is in the person's scope. A person can approve an
-        event only if every name in Resources is confirmed and in scope, because the approval affects all of these VMs.
+        An approver with a limited scope can hold an event if at least one of its VMs is in the scope, and can approve
+        the event only if all names in Resources are confirmed and in the scope, because an approval affects them all.
         """
         if self.why_not_approver is not None:
             return self.why_not_approver
@@ -110,7 +110,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 def still(connection: Connection, person: Person, *, at: str) -> Person:
     """Return *person* with the current grants, and with the stored name.
 
-    Raise AccessDenied if the access has ended.
+    Raise AccessDenied if the session has ended or the person is disabled.
     """
     if person.session_sha256 is not None:
         found = store_users.session_of(connection, person.session_sha256, at=at)
@@ -268,7 +268,7 @@ class Users:
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
 
     async def _known(self, name: str | None, password: str, client: str) -> store_users.User:
-        self._check_attempts(client)  # other attempts of the client may have failed while this one waited
+        self._check_attempts(client)  # other attempts by the client might have failed while this attempt waited
         user = None if name is None else await self._store.read(store_users.user_of, local_key(name))
         known = user.password_hash if user is not None and user.disabled_at is None else None
         is_right = await asyncio.to_thread(_is_right, known or UNUSED_HASH, password)

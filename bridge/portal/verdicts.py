@@ -10,7 +10,7 @@ These rules apply to the verdicts on one event:
   can withdraw the hold alone. Other people can lift the hold if as many people consent as an approval requires. The
   consent of each person counts for an hour.
 - An approval counts until it expires or is withdrawn, and only for the version of the event that the approver saw.
-- An approval does not count if its user is disabled or is no longer an approver.
+- An approval does not count if the person who approved is disabled or is no longer an approver.
 - All spellings of a name count as one person.
 - If an event needs more than one person, only people of the same issuer count together. Otherwise, one person with a
   local account and an account of the OpenID Connect provider could approve twice.
@@ -73,7 +73,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome and the verdicts behind it."""
+    """The outcome, and the verdicts that led to it."""
 
     outcome: Outcome
     verdicts: tuple[Verdict, ...]
@@ -83,7 +83,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def people_of(verdicts: Iterable[Verdict]) -> str:
-    """Return the names behind *verdicts*, each once."""
+    """Return the names of the people who submitted *verdicts*, without duplicates."""
     return ", ".join(dict.fromkeys(each.user_name for each in verdicts))
 
 
@@ -129,8 +129,8 @@ def lift(
 ) -> tuple[dict[str, str], int]:
     """Return the lifts of *verdict*, and how many more people must agree to withdraw it.
 
-    The lifts include the consent of *person_key* until the time *until*, and the earlier lifts that count at the time
-    *at*. No one else must agree to the withdrawal of an approval, or of the person's own hold.
+    A lift is the consent of one person. The lifts include the consent of *person_key*, which is valid until *until*,
+    and earlier lifts that are valid at *at*. A person can withdraw an approval, or their own hold, without others.
     """
     lifts = {key: end for key, end in verdict.lifts.items() if at < end and key not in barred}
     lifts[person_key] = until

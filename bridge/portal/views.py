@@ -4,8 +4,8 @@ The sentences never imply that a person can prevent an event, because Azure star
 without an approval. For each event, the page first states what happens if no one acts. Each button describes its effect
 and lists all affected VMs.
 
-The history of an event contains only records of VMs that the event names. The table of VMs on the same page also
-contains the reports of other VMs.
+If an event has members, its history shows only their reports of changes by Azure. The table of VMs on the same page
+also contains the reports of other VMs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bridge.portal.vm_state import vm_key
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
-    """The texts of the visible buttons. A hidden button is None."""
+    """The text next to each button, or None if the button is hidden."""
 
     approve: str | None = None
     hold: str | None = None
@@ -191,7 +191,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"
 
     def sentence(self, verdict: Verdict) -> str:
-        """Return who decided, and whether *verdict* still has an effect."""
+        """Return the phrase that names the person and shows whether *verdict* has an effect."""
         is_hold, is_withdrawn = verdict.choice is Choice.HOLD, verdict.withdrawn_at is not None
         is_undecided = self.event.state is State.SCHEDULED and self.accepted is None
         verb, note = "held it" if is_hold else "approved it", ""

@@ -15,9 +15,9 @@ from bridge.events.record import Transition, TransitionRecord
 #: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
 _TIME_SHIFT, _VERSION_7 = 80, 7
 _CONFIRMED_SECONDS = 600.0
-#: Each start of an agent begins a stream. Only a stream that was created with a wrong clock needs its arrival.
+#: An agent begins a stream at each start. The arrival time of a stream is needed only if the VM's clock was ahead.
 _MOST_STREAMS = 16
-#: The limits for the interval of heartbeats. A delayed heartbeat must not end the confirmation.
+#: The limits of the heartbeat interval. A delayed heartbeat must not end the confirmation.
 _SHORTEST_HEARTBEAT_SECONDS, _LONGEST_HEARTBEAT_SECONDS = 30.0, 3_600.0
 
 #: The sort key for the records of one VM: the time and ID of the stream, the sequence, and the ID of the record.
@@ -34,7 +34,7 @@ class VmState(msgspec.Struct, kw_only=True):
     vm: VmIdentity = VmIdentity()
     labels: dict[str, str] = {}
     heard_at: str = ""
-    """The time at which the newest record arrived."""
+    """The time at which a record last arrived."""
     name: str | None = None
     """The first name that the VM reported, or its name in the inventory. Later names do not count."""
     name_key: str | None = None
@@ -50,7 +50,7 @@ class VmState(msgspec.Struct, kw_only=True):
     heartbeat_seconds: float | None = None
     """The time between the last two heartbeats."""
     streams: dict[str, str] = {}
-    """The arrival of the first record of each of the newest streams."""
+    """For each of the newest streams, the arrival time of its first record."""
     open_events: int = 0
     stored_bytes: int = 0
 
@@ -63,8 +63,8 @@ class VmState(msgspec.Struct, kw_only=True):
     def confirmed_until(self) -> str:
         """Return the time until which the VM counts as confirmed.
 
-        A VM counts as confirmed for two heartbeat intervals after its newest record. If the VM sends no heartbeats, it
-        counts as confirmed for 10 minutes.
+        A VM counts as confirmed for two heartbeat intervals after the last arrival of a record. If the VM sends no
+        heartbeats, it counts as confirmed for 10 minutes.
         """
         seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
         return format_time(parse_time(self.heard_at) + timedelta(seconds=seconds))
@@ -112,7 +112,7 @@ def place_of(vm: VmIdentity) -> tuple[str, str]:
 
 
 def vm_key(record: TransitionRecord) -> str:
-    """Return the key of the VM: the vmId in lower case, or the stream if the vmId is unknown."""
+    """Return the key of the VM: the vmId in lowercase, or the stream if the vmId is unknown."""
     vm_id = record.vm.vm_id
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
 

@@ -18,7 +18,7 @@ _MOST_SIGNATURES = 16
 
 
 def usable_keys(secrets: Iterable[str]) -> list[bytes]:
-    """Return the keys of those *secrets* that are ``whsec_`` and Base64 of 24 to 64 bytes."""
+    """Return the keys of valid *secrets*: ``whsec_`` and then 24 to 64 bytes as Base64."""
     keys = [_decoded(text.removeprefix(_SECRET_PREFIX)) for text in secrets]
     return [key for key in keys if len(key) in _KEY_BYTES]
 

@@ -34,7 +34,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     is_decision: bool = False
     """Only `DECISIONS`."""
     scope: tuple[str, ...] = ()
-    """Groups of VMs. Each event of an entry must be in one group. An empty scope means all entries."""
+    """Groups of VMs. Every event of an entry must be in one of these groups. An empty scope means all entries."""
     own: tuple[str, str] = ("", "")
     """The name and the key of a person. The scope never excludes this person's own entries."""
 

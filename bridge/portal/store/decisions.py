@@ -118,8 +118,8 @@ def live_decisions(
 ) -> tuple[int, Sequence[tuple[int, str, str]]]:
     """Return the last number, and the valid decisions with a number above *after*.
 
-    The values of a decision are its number, its VM, and its token. A hold remains valid
-    until its event has ended, regardless of its expiry time.
+    Each decision is a tuple of its number, its VM, and its token. While an event is open, its holds remain valid even
+    after they expire.
     """
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     is_open = exists().where(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True))

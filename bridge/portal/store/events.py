@@ -82,7 +82,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     event: EventSummary
     """The event, or the event of the wave that Azure starts first."""
     decision: str | None = None
-    """One of `DECISIONS` except ``refused``, or None if the event is no longer announced and was never held."""
+    """One of `DECISIONS` except ``refused``. None if no decision counts and no one can decide, and in past events."""
     decided_by: str = ""
     """The names of the people behind the decision."""
     needed: int = 0
@@ -92,7 +92,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinePage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of lines, with its place in the whole list."""
+    """One page of lines, with its position in the whole list."""
 
     lines: tuple[Line, ...]
     total: int
@@ -135,7 +135,7 @@ def summaries_of(
 
 
 def event_of(connection: Connection, key: str, *, now: str) -> EventState | None:
-    """Return the event with that key, or None if no record reports it."""
+    """Return the event with *key*, or None if no record reports the event."""
     return events_of(connection, [key], now=now).get(key)
 
 

@@ -47,7 +47,7 @@ class _Event(msgspec.Struct, kw_only=True):
     versions: dict[str, ScheduledEvent] = {}
     """The reported versions without a row, and the loaded versions."""
     followed: str | None = None
-    """The digest of the new version of a member that reported the shown version before."""
+    """The digest of the version that a member reports after it reported the shown version."""
     must_count: bool = False
     groups: set[str] = set()
     """The new groups."""
@@ -69,7 +69,7 @@ def apply_changes(
     """
     keys = sorted({each.new.event_key for each in changes}.union(recount))
     lock_events(connection, {*keys, *also_locked})
-    # Another transaction might have deleted an event while this one waited for its lock.
+    # Another transaction might have deleted an event while this transaction waited for the lock.
     insert_missing(connection, events, [{"event_key": key} for key in keys])
     lock_events(connection, keys)
     found = _events(connection, keys)

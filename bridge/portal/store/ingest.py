@@ -124,10 +124,10 @@ def _stored(
     known: Mapping[str, VmState],
     limits: LimitSettings,
 ) -> list[TransitionRecord]:
-    """Store new records, and return all new records.
+    """Store the new records. Return all new records, including records that are not stored.
 
-    The function does not store heartbeats. If a VM has reached its limit, the function does not store the VM's other
-    records either.
+    The function does not store heartbeats. If a VM has reached its limit, the function does not store any of the VM's
+    records.
     """
     by_id = {each.record.id: each for each in received}
     stored = {row.record_id for row in rows_in(connection, select(records.c.record_id), records.c.record_id, by_id)}
@@ -189,7 +189,7 @@ def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
 
 
 def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[str, VmState]) -> dict[_ViewKey, View]:
-    """Return the stored views of reported events, open events, and events that are listed."""
+    """Return the stored views of events that are reported, open, or listed as active."""
     active = {(key_of_event_id(each), key) for key, vm in known.items() for each in vm.active_event_ids}
     key_of_view = tuple_(event_vms.c.event_key, event_vms.c.vm_key)
     found = views_of_vms(connection, key_of_view, [*active, *(key for key, _, _ in reports)])
@@ -208,9 +208,9 @@ def _changes(
     contents: dict[_ViewKey, ScheduledEvent] = {}
     for key, record, event in reports:
         vm = known[key[1]]
-        at = min(record.observed_at, vm.heard_at)  # a time in the future counts as the arrival
+        at = min(record.observed_at, vm.heard_at)  # replaces a time in the future
         after[key] = view_after(after.get(key), record, event, vm.position_of(record), at)
-        # The view can have another content: of a newer record, or of an earlier record with the same ID.
+        # The view can show a different record: a newer record, or an earlier record with the same ID.
         if after[key].variant == version_of(event).variant:
             contents[key] = event
     changes = []
@@ -225,7 +225,7 @@ def _changes(
         new = _with_name(connection, view, content, vm)
         is_listed_as_ended = vm.listed_at > view.position and view.event_id not in vm.active_event_ids
         new = msgspec.structs.replace(new, is_listed_as_ended=is_listed_as_ended)
-        if content is not None and is_over_limit:  # drop the details, but keep the state
+        if content is not None and is_over_limit:  # store the state without the details
             new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
             content = ScheduledEvent(
                 event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
@@ -250,9 +250,9 @@ def _with_name(connection: Connection, view: View, event: ScheduledEvent | None,
 
 
 def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
-    """Store whether an agent refused the newest decision.
+    """Store whether *record* reports that the agent refused or failed to approve an event.
 
-    A refusal counts only if it comes from the VM that the decision is for.
+    The record counts only if it comes from the VM that the decision is for.
     """
     hashes = () if record.approval is None else record.approval.jws_sha256
     is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)

@@ -24,7 +24,7 @@ from bridge.portal.store.events import EventFilter, is_decision
 from bridge.portal.store.open_events import collapsed
 from bridge.portal.store.vms import vm_names
 
-#: The maximum number of notifications of one kind per hour, for one event or for all events that only one VM reports.
+#: The maximum number of notifications per hour and kind about one subject: an event, or the only VM that reports it.
 _MOST_OF_SUBJECT = 2
 _ID_CHARACTERS = 32
 
@@ -103,7 +103,7 @@ def store_new(connection: Connection, target: str, found: Sequence[Finding], *, 
 def claim(connection: Connection, target: str, *, now: str, until: str) -> Notification | None:
     """Return the next due notification for *target*, claimed until *until*, or None."""
     table = notifications.c
-    # The update checks the condition again, because another process can have claimed the row since the query.
+    # The update checks the condition again, because another process might have claimed the row after the query.
     is_due = (table.target == target) & table.is_done.is_(False) & (table.due_at <= now)
     next_due = select(table.notification_id).where(is_due).order_by(table.due_at, table.notification_id).limit(1)
     taken = update(notifications).where(is_due, table.notification_id == next_due.scalar_subquery())
@@ -141,7 +141,7 @@ def delete_notifications(connection: Connection, *, before: str) -> None:
 
 
 def _query(kind: Kind, now: str) -> tuple[Select[Any], ColumnElement[str]]:
-    """Return the events that need a notification, and the column `Finding.occurrence`."""
+    """Return a query for events that need a notification, and the column of `occurrence`."""
     occurrence: ColumnElement[Any] = events.c.digest
     where: list[ColumnElement[bool]] = [events.c.is_open.is_(True)]
     where.append(func.coalesce(events.c.event_type, "").not_in(ADVISORY_EVENT_TYPES))

@@ -82,6 +82,6 @@ class Sqlite:
         connection.isolation_level = None  # `begin` starts the transactions
         connection.execute(f"PRAGMA busy_timeout = {int(self._busy_seconds * 1000)}")
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")  # a record with the response 204 survives a power loss
+        connection.execute("PRAGMA synchronous = FULL")  # records must survive a power loss after a 204 response
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA case_sensitive_like = ON")  # as in PostgreSQL

@@ -1,7 +1,7 @@
 """Reads the events of a period for the timeline.
 
-To limit the number of bars, events of one type share a bar if they end within the same hour or day. For an open event,
-NotBefore counts as the end.
+In a long period, events of one type share a bar if they end within the same hour or day. This limits the number of
+bars. For an open event, NotBefore counts as the end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def spans_between(
     characters: int | None,
     limit: int,
 ) -> tuple[list[EventSpan], int]:
-    """Return at most *limit* spans in the period from *since* to *until*, newest first.
+    """Return at most *limit* spans from *since* to *until*, in descending order of their end.
 
     Also return the number of all events in the period.
 

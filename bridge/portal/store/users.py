@@ -47,9 +47,9 @@ def keep_user(connection: Connection, user: User) -> None:
 
 
 def find_user(connection: Connection, name: str) -> User | None:
-    """Return the user with a name in any spelling, or with a person key. Prefer a local user.
+    """Return the user with this name in any spelling, or with this person key.
 
-    Raise BridgeError if the name belongs to more than one user of an OpenID Connect provider.
+    Prefer a local user. Raise BridgeError if the name belongs to more than one user of an OpenID Connect provider.
     """
     found = user_of(connection, local_key(name)) or user_of(connection, name)
     if found is not None:

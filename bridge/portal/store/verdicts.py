@@ -125,7 +125,7 @@ def withdraw(
     """Withdraw a verdict. If an approval has already been signed, sign a hold to stop it.
 
     Before a person can withdraw the hold of another person, *required* people must agree. Until then, the function only
-    stores that *by* agrees until the time *until*.
+    stores the consent of *by*, which is valid until the time *until*.
 
     Raise VerdictRefused if the verdict is unknown or already withdrawn, or if the event is over.
     """
@@ -165,7 +165,7 @@ def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Ve
 
 
 def _has_decisions(connection: Connection, approval: Verdict) -> bool:
-    """Return whether the portal signed a decision for *approval*, alone or with others.
+    """Return whether the portal signed a decision that includes *approval*.
 
     A decision refers only to the last of the verdicts that led to it. Therefore, the function checks all approvals of
     the same version of the event.
@@ -200,7 +200,7 @@ def _check(
         raise VerdictRefused(_CHANGED, event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
     if ruling.outcome is Outcome.HELD:
-        # The approval would count after the withdrawal of the hold, but the portal would not sign a decision.
+        # If the hold is withdrawn, the approval would count, but the portal would not sign a decision.
         raise VerdictRefused(f"The event is held by {people_of(ruling.verdicts)}. {WITHDRAW_HOLD}", event=event)
     unconfirmed = [name for name in event.unconfirmed if name not in confirmed]
     if unconfirmed:
