@@ -42,15 +42,7 @@ from bridge.portal.requests import (
 from bridge.portal.site import Site
 from bridge.portal.store.audit import AuditFilter, entries
 from bridge.portal.store.decisions import add_decisions
-from bridge.portal.store.events import (
-    PAGE,
-    EventFilter,
-    event_of,
-    events_of,
-    list_events,
-    newest_record,
-    records_of,
-)
+from bridge.portal.store.events import PAGE, EventFilter, event_of, events_of, list_events, newest_record, records_of
 from bridge.portal.store.open_events import collapsed, list_lines
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import VmFilter, list_vms

@@ -10,6 +10,7 @@ determines how many people must approve.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from bridge.clock import format_time, parse_time
 from bridge.portal.fleet import EventState
 from bridge.portal.signing import addressees, decisions_for, why_unreachable
 from bridge.portal.site import Site
+from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.decisions import NewDecision, newest_iat
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused, add_verdicts
 from bridge.portal.store.verdicts import withdraw as withdraw_verdict
@@ -82,7 +84,8 @@ async def submit(
         if isinstance(each, AcceptedVerdict):
             announced = parse_time(each.event.first_observed_at)
             site.metrics.decision_seconds.observe(max(0.0, (now - announced).total_seconds()))
-    site.pending_decisions.notify_new()
+    with contextlib.suppress(StoreUnavailable):  # `PendingDecisions.follow` sends the decisions later
+        await site.pending_decisions.catch_up()
     return results
 
 
@@ -99,7 +102,8 @@ async def withdraw(site: Site, person: Person, verdict_id: str) -> AcceptedVerdi
         sign=partial(_sign, site, now),
         allow=partial(_check, site, person, Choice.HOLD),
     )
-    site.pending_decisions.notify_new()
+    with contextlib.suppress(StoreUnavailable):  # `PendingDecisions.follow` sends the decisions later
+        await site.pending_decisions.catch_up()
     return taken
 
 

@@ -98,7 +98,7 @@ class PendingDecisions:
                 self._log.recovered("store", "New decisions are read again.")
 
     def notify_new(self) -> None:
-        """Read new decisions at once, after this process or another process has stored them."""
+        """Read new decisions at once, after a notification by another process."""
         self._new.set()
 
     def has_new(self, vm_key: str, after: int) -> bool:
