@@ -167,7 +167,7 @@ class Watched(http.client.HTTPConnection):
     def close(self) -> None:
         """Close the connection.
 
-        During a request, the duplicate socket stays open, so that the watchdog can still stop the reading of the
+        During a request, the duplicate socket stays open, so that the watchdog can still interrupt the read of the
         response.
         """
         super().close()

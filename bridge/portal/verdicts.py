@@ -15,8 +15,8 @@ These rules apply to the verdicts on one event:
 - If an event needs more than one person, only people of the same issuer count together. Otherwise, one person with a
   local account and an account of the OpenID Connect provider could approve twice.
 
-Agents cannot check this rule, because the portal signs one decision for all approvers, with its own key. The agent has
-a similar setting, `required_approvals`, which counts the signing keys of the decisions
+Agents cannot check this rule, because the portal signs each decision with its own key, even if several people approved
+the event. The agent's setting `required_approvals` counts signing keys instead of people
 (`bridge.approval.two_person_rule`).
 """
 

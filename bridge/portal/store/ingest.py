@@ -124,10 +124,10 @@ def _stored(
     known: Mapping[str, VmState],
     limits: LimitSettings,
 ) -> list[TransitionRecord]:
-    """Store the new records. Return all new records, including records that are not stored.
+    """Store records that are not in the database yet, and return them.
 
-    The function does not store heartbeats. If a VM has reached its limit, the function does not store any of the VM's
-    records.
+    The function also returns new records that it does not store: heartbeats, and all records of a VM that has reached
+    its limit.
     """
     by_id = {each.record.id: each for each in received}
     stored = {row.record_id for row in rows_in(connection, select(records.c.record_id), records.c.record_id, by_id)}
