@@ -155,10 +155,10 @@ class ConnectedAgents:
 
     def sweep(self) -> None:
         """Update the state of the agents, and remove disconnected agents after a day."""
-        now = self._clock.monotonic()
+        now, connected = self._clock.monotonic(), Connection.CONNECTED
         away = []
         for key, agent in self._agents.items():
-            if agent.open_polls and agent.seen.connection is Connection.CONNECTED:  # almost every agent
+            if agent.open_polls and agent.seen.connection is connected:  # almost every agent
                 continue
             seen = self._seen(agent, now)
             is_away = seen.connection is Connection.DISCONNECTED

@@ -16,9 +16,9 @@ import asyncio
 import logging
 import re
 from functools import partial
+from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from bridge.logs import ThrottledLog
@@ -86,7 +86,9 @@ class LongPoll:
 
     async def _begin(self, scope: Scope) -> Poll:
         """Check the request, and record the agent as connected."""
-        headers, query = Headers(raw=scope["headers"]), QueryParams(scope["query_string"])
+        # Plain dicts cost half as much as the classes of Starlette, and agents send many polls.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         if scope["method"] != "GET":
             raise RequestRefused(405, "Use GET.")
         path = _PATH.fullmatch(scope["raw_path"])
