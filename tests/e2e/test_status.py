@@ -42,7 +42,7 @@ KEYS = {
         *("oldest_pending_seconds", "last_error", "last_error_at", "needs_attention"),
     },
 }
-#: Runs a command as the user `nobody`. It imports the modules first, because `nobody` might have no access to them.
+#: Runs a command as the user `nobody`. The modules are imported first, because `nobody` might be unable to read them.
 AS_NOBODY = """
 import os, sys, bridge.cli.commands, bridge.cli.status, bridge.cli.outbox, bridge.outbox.outbox
 import encodings.idna, encodings.utf_8_sig, pwd
