@@ -125,12 +125,12 @@ class AgentRoutes:
         queue = self._renewals if address in self._known else self._others
         async with queue.turn(address):
             loop = asyncio.get_running_loop()
-            vm_id, subscription_id = await loop.run_in_executor(self._threads, self._verifier.vm_of, document)
+            vm_id = await loop.run_in_executor(self._threads, self._verifier.vm_of, document)
         self._known[address] = None
         self._known.move_to_end(address)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        return self.tokens.new(vm_id, subscription_id=subscription_id)
+        return self.tokens.new(vm_id)
 
     def _take_document(self, vm_id: str, nonce: str) -> bool:
         now = self._clock.now()

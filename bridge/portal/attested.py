@@ -105,8 +105,8 @@ class DocumentVerifier:
         self._store = verification.Store(list(self.roots))
         self._subscriptions = frozenset(each.lower() for each in self.subscriptions)
 
-    def vm_of(self, document: str) -> tuple[str, str]:
-        """Return the vmId and the subscriptionId of *document* in lowercase.
+    def vm_of(self, document: str) -> str:
+        """Return the vmId of *document* in lowercase.
 
         The document is Base64. Raise DocumentRefused if a check fails.
         """
@@ -121,15 +121,15 @@ class DocumentVerifier:
         if is_required and not self.challenges.is_fresh(content.nonce):
             raise DocumentRefused(DocumentRefusal.OLD_NONCE, "The nonce is not a recent challenge of this portal.")
         self._check_times(created_at, expires_at)
-        vm_id, subscription_id = content.vm_id.lower(), content.subscription_id.lower()
-        if subscription_id not in self._subscriptions:
+        vm_id = content.vm_id.lower()
+        if content.subscription_id.lower() not in self._subscriptions:
             raise DocumentRefused(DocumentRefusal.SUBSCRIPTION_NOT_LISTED, "The subscription is not listed.")
         if _UUID.fullmatch(content.vm_id) is None:
             raise DocumentRefused(DocumentRefusal.NO_VM_ID, "The vmId is not a UUID.")
         # This check is the last one, because a refused document must not be stored.
         if is_required and not self.take_document(vm_id, content.nonce):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "The document was used before.")
-        return vm_id, subscription_id
+        return vm_id
 
     def _verified(self, document: str) -> _Content:
         """Return the content of *document* after the checks of its signature and its certificates."""

@@ -136,6 +136,10 @@ class PendingDecisions:
         if not waiting:
             self._waiting.pop(vm_key, None)
 
+    def open_polls(self) -> int:
+        """Return the number of waiting polls."""
+        return sum(map(len, self._waiting.values()))
+
     def stop(self) -> None:
         """Answer all waiting polls immediately. Later polls also get an immediate response."""
         self.is_stopping = True

@@ -59,6 +59,7 @@ class LongPoll:
         self._metrics = site.metrics
         self._clock = site.clock
         self._log = ThrottledLog(logger, clock=site.clock)
+        site.metrics.open_polls.set_function(site.pending_decisions.open_polls)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one poll."""
@@ -116,11 +117,9 @@ class LongPoll:
         share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake, woken)
         self._pending_decisions.wait(poll.vm_key, woken)
-        self._metrics.open_polls.inc()
         try:
             await woken
         finally:
-            self._metrics.open_polls.dec()
             self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)

@@ -73,7 +73,7 @@ class AttestedFleet:
 
     def send(self, vm: int, *records: TransitionRecord, token: str | None = None) -> requests.Response:
         """POST *records* with the token of *vm*."""
-        own = token or self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
+        own = token or self._tokens.new(vm_id_of(vm))
         return self.portal().post(batch(records), content_type=BATCH, token=own)
 
     def report(self, vm: int, *records: TransitionRecord, token: str | None = None) -> None:
@@ -85,7 +85,7 @@ class AttestedFleet:
         self, vm: int, *, index: int = 0, wait: float = 1, token: str | None = None, **reported: Any
     ) -> dict[str, Any]:
         """Request decisions at each portal, as the agent of *vm*. Return the decisions of all portals."""
-        token = token or self._tokens.new(vm_id_of(vm), subscription_id=_SUBSCRIPTION)
+        token = token or self._tokens.new(vm_id_of(vm))
         headers = {"Authorization": f"Bearer {token}", "Scheduled-Events-Agent": json.dumps({**_ABLE, **reported})}
         decisions: dict[str, None] = {}
         for portal in self.portals:

@@ -159,7 +159,7 @@ class PortalUnderLoad:
 
     def token_of(self, number: int) -> str:
         """Return the token of an agent."""
-        return self._tokens.new(vm_id_of(number), subscription_id=_SUBSCRIPTION) if self._tokens else AGENT_TOKEN
+        return self._tokens.new(vm_id_of(number)) if self._tokens else AGENT_TOKEN
 
     def report_fleet(self, vms: int) -> tuple[str, str]:
         """Report *vms* VMs, of which a hundred have one event. Return the key and the digest of the event."""
@@ -174,11 +174,12 @@ class PortalUnderLoad:
                 vm = msgspec.structs.replace(record.vm, vm_id=vm_id_of(number))
                 records.append(msgspec.structs.replace(record, vm=vm))
             self.request("POST", "/api/v1/records", batch(records), **as_agent)
-        page = self.request("GET", "/").decode()
+        key = key_of_event_id("held")
+        page = self.request("GET", f"/events/{key}").decode()
         [self.csrf, *_] = re.findall(r'name="csrf" value="([^"]+)"', page)
         event = fleet_record(0, event_id="held", resources=names).event
         assert event is not None
-        return key_of_event_id("held"), digest(event)
+        return key, digest(event)
 
     def report_wave(self, *, events: int, vms: int) -> str:
         """Report a wave of *events* events to *vms* VMs. Return the path of its confirmation page."""
