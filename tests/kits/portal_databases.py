@@ -41,12 +41,11 @@ class Database:
 
 
 @contextmanager
-def of_file(directory: Path, *, is_empty: bool = False) -> Iterator[Database]:
-    """Create an SQLite database below *directory*, migrated unless *is_empty*."""
+def of_file(directory: Path) -> Iterator[Database]:
+    """Create a migrated SQLite database below *directory*."""
     database = Database({"file": str(Path(tempfile.mkdtemp(dir=directory)) / "portal.db")})
     try:
-        if not is_empty:
-            database.store().migrate()
+        database.store().migrate()
         yield database
     finally:
         database.close()

@@ -73,7 +73,7 @@ def postgresql_database(postgresql: Server) -> Iterator[Database]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., AbstractContextManager[Database]]:
-    """A context manager that creates a database of each engine, migrated unless *is_empty*."""
+    """A context manager that creates a migrated database of each engine."""
     from portal_databases import of_file  # noqa: PLC0415  # needs the extra
 
     if request.param == "sqlite":
@@ -86,13 +86,6 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
 def database(new_database: Callable[..., AbstractContextManager[Database]]) -> Iterator[Database]:
     """A database of each engine, migrated as on the first start of the portal."""
     with new_database() as found:
-        yield found
-
-
-@pytest.fixture
-def empty_database(new_database: Callable[..., AbstractContextManager[Database]]) -> Iterator[Database]:
-    """An empty database of each engine."""
-    with new_database(is_empty=True) as found:
         yield found
 
 

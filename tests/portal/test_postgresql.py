@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 
 import doc_pages
@@ -58,6 +59,19 @@ def wait_until(condition, seconds=60):
 def ready(portal):
     answer = requests.get(f"{portal.operator_url}/readyz", timeout=20)
     return answer.status_code, answer.json()
+
+
+def test_concurrent_migrations_create_one_database(postgresql):
+    with postgresql.database(is_empty=True) as database:
+        stores = [database.store() for _ in range(4)]
+        found = []
+        threads = [threading.Thread(target=lambda store=store: found.append(store.migrate())) for store in stores]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(found, key=str) == [("0001", "0001")] * 3 + [(None, "0001")]
+        assert len({store.read(epoch) for store in stores}) == 1
 
 
 # Outages.

@@ -196,18 +196,6 @@ def test_migrations_create_the_tables_of_the_code(store):
     assert differences == []
 
 
-def test_concurrent_migrations_create_one_database(empty_database):
-    stores = [empty_database.store() for _ in range(4)]
-    found = []
-    threads = [threading.Thread(target=lambda store=store: found.append(store.migrate())) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found, key=str) == [("0001", "0001")] * 3 + [(None, "0001")]
-    assert len({store.read(epoch) for store in stores}) == 1
-
-
 def test_database_of_a_later_version_is_rejected(store):
     store.write(lambda connection: connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(BridgeError, match="'9999' of a later version"):
