@@ -170,7 +170,8 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True):
             return f"Measured pause: unknown ({(self.reason or '').rstrip('.')})"
         if not self.longest_seconds:
             return "Measured pause: none"
-        return f"Measured pause: {self.longest_seconds:.1f} s (resolution {self.resolution_seconds:.2f} s)"
+        resolution = "unknown" if self.resolution_seconds is None else f"{self.resolution_seconds:.2f} s"
+        return f"Measured pause: {self.longest_seconds:.1f} s (resolution {resolution})"
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from bridge.clock import Clock, format_time
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.events.record import Approval, TransitionRecord
+from bridge.events.record import Approval, Impact, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
 from bridge.portal.requests import RequestRefused, body_of, error_answer
@@ -179,6 +179,8 @@ _YEARS = range(2000, 2200)
 _Id = Annotated[str, Meta(pattern=r"^[ -~]{1,64}\Z")]
 _Name = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
 _Time = Annotated[datetime, Meta(tz=True)]
+#: 300 years. The clock of a VM can be wrong by decades.
+_Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -203,6 +205,13 @@ class _Approval(Approval, frozen=True, kw_only=True):
     http_status: Annotated[int, Meta(ge=0, le=999)] | None = None
 
 
+class _Impact(Impact, frozen=True, kw_only=True):
+    longest_seconds: _Seconds | None = None
+    resolution_seconds: _Seconds | None = None
+    downtime_seconds: _Seconds | None = None
+    downtime_uncertainty_seconds: _Seconds | None = None
+
+
 class _Record(TransitionRecord, frozen=True, kw_only=True):
     """A record whose values fit into the database."""
 
@@ -212,6 +221,7 @@ class _Record(TransitionRecord, frozen=True, kw_only=True):
     event: _Event | None
     vm: _Vm
     approval: _Approval | None = None
+    impact: _Impact | None = None
 
 
 _one = msgspec.json.Decoder(_Envelope).decode

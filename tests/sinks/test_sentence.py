@@ -75,6 +75,7 @@ def test_sentence_escapes_bidirectional_control_characters():
     [
         (Impact(longest_seconds=3.04, resolution_seconds=0.05), "Measured pause: 3.0 s (resolution 0.05 s)"),
         (Impact(longest_seconds=0.0, resolution_seconds=0.05), "Measured pause: none"),
+        (Impact(longest_seconds=3.04), "Measured pause: 3.0 s (resolution unknown)"),
         (Impact(reason="The agent sampled only a part of the event."), "Measured pause: unknown (The agent sampled"),
         (Impact(downtime_seconds=41.2, downtime_uncertainty_seconds=1.5), "Measured downtime: 41.2 s (up to 1.5 s"),
     ],
