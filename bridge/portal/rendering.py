@@ -107,9 +107,9 @@ def _time_element(when: datetime | str, css_class: str = "") -> Markup:
 
 
 def _clock_element(when: datetime | str, now: datetime) -> Markup:
-    """Return the time of day. Include the date if it differs from the date of *now*."""
+    """Return "at 11:15", or "on 29 Nov at 11:15" if the date differs from the date of *now*."""
     at = parse_time(when) if isinstance(when, str) else when
-    text = f"{at:%H:%M}" if at.date() == now.date() else f"{at.day} {at:%b %H:%M}"
+    text = f"at {at:%H:%M}" if at.date() == now.date() else f"on {at.day} {at:%b} at {at:%H:%M}"
     return Markup('<time datetime="{}" class="clock">{}</time>').format(format_time(at), text)
 
 

@@ -47,7 +47,7 @@ def test_each_decision_is_one_row_with_its_number_of_vms(office):
     page = ann.page("/audit")
     assert rows(page) == 1
     assert "ann held Freeze of vm_0, vm_1 2 not now" in page.text
-    assert "1-1 of 1" in page.text
+    assert "1-1 of 1, decisions only" in page.text
     assert "signed in" in ann.page("/audit?show=all").text
 
 

@@ -69,7 +69,7 @@ def test_events_of_one_hour_are_one_bar_that_opens_the_hour(office):
 def test_count_is_stated_when_more_events_match(office):
     office.portal.send(*(fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",)) for vm in range(210)))
     page = office.browser("vic").page("/timeline?hours=6")
-    assert "showing 200 of 210 events, newest first." in page.text
+    assert "showing 200 of 210 events, latest first." in page.text
     assert len(bars(page)) == 200
     assert ": 0 events." in office.browser("sam").page("/timeline?hours=6").text
 
