@@ -299,7 +299,7 @@ class AttestedToken(RenewedToken):
             if response.status_code == _OK:
                 found = self._read(response, _TOKEN_ANSWER)
                 return AccessToken(found.token, int(asked_at + found.expires_in))
-            if _has_nonce(document, challenge.nonce):
+            if has_nonce(document, challenge.nonce):
                 raise self._refused(response, TOKEN_PATH, "The next attempt uses another challenge.")
             if self._clock.monotonic() + wait_seconds > ends_at:
                 raise self._refused(response, TOKEN_PATH, _STALE)
@@ -312,11 +312,11 @@ class AttestedToken(RenewedToken):
         response = self._post(path, body)
         if response.status_code == _OK or (response.status_code == _CONFLICT and path == TOKEN_PATH):
             return response
-        refusal = _refusal_in(response)
+        refusal = refusal_in(response.content)
         raise self._refused(response, path, _ADVICE if refusal is None else _ADVICE_FOR.get(refusal, ""))
 
     def _refused(self, response: requests.Response, path: str, advice: str) -> CredentialFailed:
-        status, refusal = response.status_code, _refusal_in(response)
+        status, refusal = response.status_code, refusal_in(response.content)
         shown = f"{status} {http.client.responses.get(status, '')}".rstrip()
         why = "" if refusal is None else f" ({refusal.value})"
         return CredentialFailed(
@@ -336,7 +336,7 @@ class AttestedToken(RenewedToken):
             ) from error
 
 
-def _has_nonce(document: str, nonce: str) -> bool:
+def has_nonce(document: str, nonce: str) -> bool:
     """Return whether *document*, whose signed content is plain text, contains *nonce*."""
     try:
         return nonce.encode() in base64.b64decode(document)
@@ -344,9 +344,10 @@ def _has_nonce(document: str, nonce: str) -> bool:
         return False
 
 
-def _refusal_in(response: requests.Response) -> DocumentRefusal | None:
+def refusal_in(body: bytes) -> DocumentRefusal | None:
+    """Return the `reason` in *body*, or None if it has no known reason."""
     try:
-        value = json.loads(response.content)
+        value = json.loads(body)
         return DocumentRefusal(value["reason"]) if isinstance(value, dict) else None
     except (ValueError, KeyError, RecursionError):
         return None

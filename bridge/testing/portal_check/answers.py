@@ -42,11 +42,9 @@ class AnswerReader:
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
         """Return the content of the response, or None if an agent cannot use it."""
-        if exchange.status is None:
-            self._report.broken(Requirement.ANSWERED, exchange, exchange.problem or "The portal sent no response.")
-            return None
-        self._report.met(Requirement.ANSWERED)
-        if not self._is_good_status(exchange):
+        is_answered = exchange.status is not None
+        self._report.check(Requirement.ANSWERED, exchange, is_met=is_answered, otherwise=exchange.result)
+        if not is_answered or not self._is_good_status(exchange):
             return None
         if exchange.status == _NO_CONTENT:
             return PollAnswer(index=None, exchange=exchange)
@@ -77,74 +75,55 @@ class AnswerReader:
         return False
 
     def _is_readable(self, exchange: Exchange) -> bool:
-        if exchange.is_unread and "Content-Encoding" in exchange.headers:
-            self._report.broken(
-                Requirement.PLAIN, exchange, "The body is compressed, but the request allows only identity."
-            )
+        check = self._report.check
+        is_plain = not (exchange.is_unread and "Content-Encoding" in exchange.headers)
+        detail = "The body is compressed, but the request allows only identity."
+        if not check(Requirement.PLAIN, exchange, is_met=is_plain, otherwise=detail):
             return False
-        self._report.met(Requirement.PLAIN)
-        if exchange.is_unread:
-            self._report.broken(Requirement.BODY_SIZE, exchange, "The body is larger than 1 MiB.")
+        detail = "The body is larger than 1 MiB."
+        if not check(Requirement.BODY_SIZE, exchange, is_met=not exchange.is_unread, otherwise=detail):
             return False
-        self._report.met(Requirement.BODY_SIZE)
         kind = exchange.headers.get("Content-Type", "")
-        if kind.partition(";")[0].strip().lower() == "application/json":
-            self._report.met(Requirement.CONTENT_TYPE)
-        else:
-            self._report.broken(Requirement.CONTENT_TYPE, exchange, f"The Content-Type is {kind or 'missing'}.")
+        is_json = kind.partition(";")[0].strip().lower() == "application/json"
+        detail = f"The Content-Type is {kind or 'missing'}."
+        check(Requirement.CONTENT_TYPE, exchange, is_met=is_json, otherwise=detail)
         return True
 
     def _object(self, exchange: Exchange) -> dict[str, Any] | None:
         value, why = _json(exchange.body)
-        if not isinstance(value, dict):
-            self._report.broken(
-                Requirement.JSON, exchange, f"The body is not a JSON object in UTF-8: {why or 'it is not an object'}."
-            )
-            return None
-        self._report.met(Requirement.JSON)
-        return value
+        detail = f"The body is not a JSON object in UTF-8: {why or 'it is not an object'}."
+        self._report.check(Requirement.JSON, exchange, is_met=isinstance(value, dict), otherwise=detail)
+        return value if isinstance(value, dict) else None
 
     def _answer(self, value: dict[str, Any], exchange: Exchange) -> PollAnswer | None:
+        check = self._report.check
         index, decisions = value.get("index"), value.get("decisions")
         is_index = type(index) is int and 1 <= index <= MAX_INDEX
-        if not is_index:
-            said = "There is no index." if "index" not in value else f"The index is {index!r}."
-            self._report.broken(Requirement.INDEX, exchange, said)
-        else:
-            self._report.met(Requirement.INDEX)
+        detail = "There is no index." if "index" not in value else f"The index is {index!r}."
+        check(Requirement.INDEX, exchange, is_met=is_index, otherwise=detail)
         is_list = isinstance(decisions, list) and all(isinstance(each, str) for each in decisions)
-        if not is_list:
-            self._report.broken(Requirement.DECISIONS, exchange, "`decisions` is not a list of strings.")
-        else:
-            self._report.met(Requirement.DECISIONS)
+        detail = "`decisions` is not a list of strings."
+        check(Requirement.DECISIONS, exchange, is_met=is_list, otherwise=detail)
         self._read_epoch(value, exchange)
         if not isinstance(decisions, list) or not is_list or not isinstance(index, int) or not is_index:
             return None
-        if len(decisions) > MAX_DECISIONS:
-            self._report.broken(Requirement.COUNT, exchange, f"The response has {len(decisions)} decisions.")
+        detail = f"The response has {len(decisions)} decisions."
+        if not check(Requirement.COUNT, exchange, is_met=len(decisions) <= MAX_DECISIONS, otherwise=detail):
             return None
-        self._report.met(Requirement.COUNT)
-        self._read_sizes(decisions, exchange)
+        if decisions:
+            longest = max(map(len, decisions))
+            detail = f"A decision has {longest} characters."
+            check(Requirement.TOKEN_SIZE, exchange, is_met=longest <= MAX_TOKEN_CHARACTERS, otherwise=detail)
         return PollAnswer(index=index, decisions=tuple(decisions), exchange=exchange)
-
-    def _read_sizes(self, decisions: list[str], exchange: Exchange) -> None:
-        longest = max(map(len, decisions), default=0)
-        if longest > MAX_TOKEN_CHARACTERS:
-            self._report.broken(Requirement.TOKEN_SIZE, exchange, f"A decision has {longest} characters.")
-        elif decisions:
-            self._report.met(Requirement.TOKEN_SIZE)
 
     def _read_epoch(self, value: dict[str, Any], exchange: Exchange) -> None:
         epoch = value.get("epoch")
         last, self._epoch = self._epoch, epoch
-        if epoch is not None and not (isinstance(epoch, str) and 1 <= len(epoch) <= MAX_EPOCH_CHARACTERS):
-            detail = f"The epoch is not a string of 1 to {MAX_EPOCH_CHARACTERS} characters."
-            self._report.broken(Requirement.EPOCH, exchange, detail)
-        elif last not in (_NOT_READ, epoch):
+        is_valid = epoch is None or (isinstance(epoch, str) and 1 <= len(epoch) <= MAX_EPOCH_CHARACTERS)
+        detail = f"The epoch is not a string of 1 to {MAX_EPOCH_CHARACTERS} characters."
+        if self._report.check(Requirement.EPOCH, exchange, is_met=is_valid, otherwise=detail):
             detail = "The epoch differs from the last response, although no data was lost or restored."
-            self._report.broken(Requirement.EPOCH, exchange, detail)
-        else:
-            self._report.met(Requirement.EPOCH)
+            self._report.check(Requirement.EPOCH, exchange, is_met=last in (_NOT_READ, epoch), otherwise=detail)
 
 
 def _json(body: bytes) -> tuple[Any, str | None]:

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 
-from bridge import strict_json
 from bridge.errors import BridgeError
 from bridge.system.access_tokens import (
     CHALLENGE_PATH,
@@ -23,6 +22,8 @@ from bridge.system.access_tokens import (
     Challenge,
     DocumentRefusal,
     TokenAnswer,
+    has_nonce,
+    refusal_in,
 )
 from bridge.system.secrets import MASK
 from bridge.testing.portal_check.report import Report
@@ -72,17 +73,15 @@ class AttestedChecks:
         if nonce is None:
             return
         document = self._document(nonce)
-        if not _is_in(nonce, document):
+        if not has_nonce(document, nonce):
             for requirement in _BY_A_TOKEN:
                 self._report.untried(requirement, "The metadata service returned a document of an earlier request.")
             return
         detail = "A real document with one changed character gets a token."
         self._expect_refusal(Requirement.TAMPERED, self._shown(_tampered(document, self._asker.vm_id)), detail)
         exchange = self._shown(document)
-        if self._read(exchange, TokenAnswer, Requirement.TOKEN) is None:
-            return
-        self._report.met(Requirement.TOKEN)
-        self._once(document)
+        if self._read(exchange, TokenAnswer, Requirement.TOKEN) is not None:
+            self._once(document)
 
     def _once(self, document: str) -> None:
         foreign = self._document(f"portal-check-{secrets.token_hex(8)}")
@@ -101,10 +100,8 @@ class AttestedChecks:
         if challenge is None:
             return None
         again = self._read(self._asker.post_plain(CHALLENGE_PATH, b"{}"), Challenge, Requirement.CHALLENGE)
-        if again is not None and again.nonce == challenge.nonce:
-            self._broken(Requirement.CHALLENGE, "Two challenges have the same nonce.", exchange)
-        elif again is not None:
-            self._report.met(Requirement.CHALLENGE)
+        is_new = again is None or again.nonce != challenge.nonce
+        self._check(Requirement.CHALLENGE, exchange, is_met=is_new, otherwise="Two challenges have the same nonce.")
         return challenge.nonce
 
     def _shown(self, document: str) -> Exchange:
@@ -113,12 +110,12 @@ class AttestedChecks:
     # Responses.
 
     def _read(self, exchange: Exchange, kind: type[_AnswerT], requirement: Requirement) -> _AnswerT | None:
-        if exchange.status != _OK:
-            word = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
-            self._broken(requirement, f"{word}, so an agent gets no token.", exchange)
+        detail = f"{exchange.result}, so an agent gets no token."
+        if not self._check(requirement, exchange, is_met=exchange.status == _OK, otherwise=detail):
             return None
-        if len(exchange.body) > MAX_ANSWER_BYTES:
-            self._broken(requirement, f"The response has more than {MAX_ANSWER_BYTES} bytes.", exchange)
+        is_short = len(exchange.body) <= MAX_ANSWER_BYTES
+        detail = f"The response has more than {MAX_ANSWER_BYTES} bytes."
+        if not self._check(requirement, exchange, is_met=is_short, otherwise=detail):
             return None
         try:
             return msgspec.json.decode(exchange.body, type=kind)
@@ -128,49 +125,26 @@ class AttestedChecks:
                 if isinstance(error, msgspec.ValidationError)
                 else "The response is not JSON."
             )
-            self._broken(requirement, detail, exchange)
+            self._check(requirement, exchange, is_met=False, otherwise=detail)
             return None
 
     def _expect_refusal(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
-        if exchange.status == _OK:
-            self._broken(requirement, detail, exchange)
+        status = exchange.status
+        detail = detail if status == _OK else exchange.result
+        if not self._check(requirement, exchange, is_met=status not in (None, _OK), otherwise=detail):
             return
-        if exchange.status is None:
-            self._broken(requirement, f"{exchange.problem or 'The portal sent no response.'}", exchange)
-            return
-        self._report.met(requirement)
-        refusal = _refusal_in(exchange.body)
-        if refusal is None:
-            self._broken(Requirement.REFUSAL, "The response has no `reason` from PROTOCOL.md.", exchange)
-        elif exchange.status != _status_of(refusal):
-            detail = f"The status of `{refusal.value}` is {_status_of(refusal)}, but the response is {exchange.status}."
-            self._broken(Requirement.REFUSAL, detail, exchange)
-        else:
-            self._report.met(Requirement.REFUSAL)
+        refusal = refusal_in(exchange.body)
+        detail = "The response has no `reason` from PROTOCOL.md."
+        self._check(Requirement.REFUSAL, exchange, is_met=refusal is not None, otherwise=detail)
+        if refusal is not None:
+            wanted = _STATUSES.get(refusal, _STALE if refusal.is_stale else _OTHER)
+            detail = f"The status of `{refusal.value}` is {wanted}, but the response is {status}."
+            self._check(Requirement.REFUSAL, exchange, is_met=status == wanted, otherwise=detail)
 
-    def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
+    def _check(self, requirement: Requirement, exchange: Exchange, *, is_met: bool, otherwise: str) -> bool:
         is_secret = exchange.status == _OK and requirement is not Requirement.CHALLENGE
         shown = msgspec.structs.replace(exchange, body=MASK.encode()) if is_secret else exchange
-        self._report.broken(requirement, shown, detail)
-
-
-def _status_of(refusal: DocumentRefusal) -> int:
-    return _STATUSES.get(refusal, _STALE if refusal.is_stale else _OTHER)
-
-
-def _refusal_in(body: bytes) -> DocumentRefusal | None:
-    try:
-        value = strict_json.loads(body.decode("utf-8"))
-        return DocumentRefusal(value["reason"]) if isinstance(value, dict) else None
-    except (ValueError, KeyError):
-        return None
-
-
-def _is_in(nonce: str, document: str) -> bool:
-    try:
-        return nonce.encode() in base64.b64decode(document)
-    except ValueError:
-        return False
+        return self._report.check(requirement, shown, is_met=is_met, otherwise=otherwise)
 
 
 def _tampered(document: str, vm_id: str) -> str:

@@ -30,8 +30,6 @@ from bridge.testing.portal_check.requirements import Needs, Requirement
 
 #: The delay between the start of a long poll and the request for a decision.
 _HEAD_START_SECONDS = 0.5
-#: A portal must return a decision within this time, or within half of the wait if that is shorter.
-_AT_ONCE_SECONDS = 2.0
 #: The minimum interval between requests to a portal that does not support long polls.
 _SHORTEST_POLL_SECONDS = 0.2
 _REFUSED = frozenset({401, 403})
@@ -144,12 +142,10 @@ class _Play:
             return
         foreign = MadeUpEvent(str(uuid.uuid4()))
         exchange = self._asker.post(url, cloudevent(foreign.record))
-        if exchange.status in _REFUSED:
-            self._report.met(Requirement.RECORD_OF_OTHERS)
-            return
-        answer = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
-        self._report.broken(Requirement.RECORD_OF_OTHERS, exchange, f"{answer}. Expected: 403.")
-        self._asker.post(url, cloudevent(foreign.end()))
+        is_refused = exchange.status in _REFUSED
+        detail = f"{exchange.result}. Expected: 403."
+        if not self._report.check(Requirement.RECORD_OF_OTHERS, exchange, is_met=is_refused, otherwise=detail):
+            self._asker.post(url, cloudevent(foreign.end()))
 
     def _take(self, answer: PollAnswer) -> None:
         for token in answer.decisions:
@@ -195,12 +191,9 @@ class _Play:
             return None
         is_made = made.done() and made.exception() is None and decider.is_command
         late = time.monotonic() - made.result() if is_made else 0.0
-        if late > min(_AT_ONCE_SECONDS, self._settings.remote.wait_seconds / 2):
-            self._report.broken(
-                Requirement.NEWS, answer.exchange, f"The response came {late:.1f} s after the decision."
-            )
-        else:
-            self._report.met(Requirement.NEWS)
+        is_quick = late <= self._polls.at_once_seconds
+        detail = f"The response came {late:.1f} s after the decision."
+        self._report.check(Requirement.NEWS, answer.exchange, is_met=is_quick, otherwise=detail)
         tokens = [token for token in answer.decisions if token not in self._seen]
         self._seen.update(tokens)
         self._expect_kept(answer, index, frozenset(tokens))
@@ -238,17 +231,13 @@ class _Play:
 
     def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
         """Repeat the request, as an agent does after a lost response or a restart."""
-        if answer.index is None or answer.index <= index:
-            self._report.broken(
-                Requirement.GROWS, answer.exchange, f"The index changed from {index} to {answer.index}."
-            )
-        else:
-            self._report.met(Requirement.GROWS)
+        has_grown = answer.index is not None and answer.index > index
+        detail = f"The index changed from {index} to {answer.index}."
+        self._report.check(Requirement.GROWS, answer.exchange, is_met=has_grown, otherwise=detail)
         exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
         again = self._polls.read(exchange)
-        if again is not None and not tokens <= set(again.decisions):
+        if again is not None:
             detail = f"A second request with index {index} does not return the decision after this index."
-            self._report.broken(Requirement.EVERY, exchange, detail)
-        elif again is not None:
-            self._report.met(Requirement.EVERY)
+            is_kept = tokens <= set(again.decisions)
+            self._report.check(Requirement.EVERY, exchange, is_met=is_kept, otherwise=detail)
         self._polls.kept(answer, only=tokens)

@@ -40,12 +40,11 @@ class DecisionChecks:
         if len(token) > MAX_TOKEN_CHARACTERS:
             return None  # AnswerReader has reported this violation
         audience = _unverified(token).get("aud")
-        if isinstance(audience, str) and audience.lower() != self._vm_id.lower():
-            detail = "The decision is for another VM. Its aud is not the vmId of the request."
-            self._report.broken(Requirement.AUDIENCE, exchange, detail)
-            return None
         if isinstance(audience, str):
-            self._report.met(Requirement.AUDIENCE)
+            is_own = audience.lower() == self._vm_id.lower()
+            detail = "The decision is for another VM. Its aud is not the vmId of the request."
+            if not self._report.check(Requirement.AUDIENCE, exchange, is_met=is_own, otherwise=detail):
+                return None
         if not self._keys:
             return None
         try:
@@ -61,27 +60,22 @@ class DecisionChecks:
 
     def about(self, claims: Claims, event: ScheduledEvent, exchange: Exchange) -> None:
         """Check that *claims* match *event*, which the kit sent in a record."""
-        if claims.event_id != event.event_id:
-            detail = f"The sub is {claims.event_id!r}, but the EventId is {event.event_id!r}."
-            self._report.broken(Requirement.EVENT, exchange, detail)
-            return
-        self._report.met(Requirement.EVENT)
-        if claims.event_digest == digest(event):
-            self._report.met(Requirement.DIGEST)
-        else:
-            detail = f"The event_digest is {claims.event_digest}, but the digest of the event is {digest(event)}."
-            self._report.broken(Requirement.DIGEST, exchange, detail)
+        detail = f"The sub is {claims.event_id!r}, but the EventId is {event.event_id!r}."
+        is_event = claims.event_id == event.event_id
+        if self._report.check(Requirement.EVENT, exchange, is_met=is_event, otherwise=detail):
+            wanted = digest(event)
+            detail = f"The event_digest is {claims.event_digest}, but the digest of the event is {wanted}."
+            is_same = claims.event_digest == wanted
+            self._report.check(Requirement.DIGEST, exchange, is_met=is_same, otherwise=detail)
 
     def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
         """Check that the decision *hold* is a hold and is newer than the decision *approval*."""
-        if hold.verdict is not Verdict.HOLD:
-            self._report.broken(
-                Requirement.HOLD, exchange, f"The decision is {hold.verdict.value}, but the kit requested a hold."
-            )
-        elif hold.issued_at <= approval.issued_at:
-            self._report.broken(Requirement.HOLD, exchange, "The iat is not later than the iat of the approval.")
-        else:
-            self._report.met(Requirement.HOLD)
+        is_hold = hold.verdict is Verdict.HOLD
+        detail = f"The decision is {hold.verdict.value}, but the kit requested a hold."
+        if self._report.check(Requirement.HOLD, exchange, is_met=is_hold, otherwise=detail):
+            is_newer = hold.issued_at > approval.issued_at
+            detail = "The iat is not later than the iat of the approval."
+            self._report.check(Requirement.HOLD, exchange, is_met=is_newer, otherwise=detail)
 
 
 def expires_at(token: str) -> float:

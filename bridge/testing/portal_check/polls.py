@@ -42,26 +42,21 @@ class PollChecks:
     ) -> None:
         self._asker = asker
         self._report = report
-        self._reader = AnswerReader(report)
+        self.read = AnswerReader(report).read
         self._wait_seconds = wait_seconds
         self._late_seconds = late_seconds
-        self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
+        self.at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
+        """The limit for an immediate response, and for the response after a decision."""
 
     def first(self) -> PollAnswer | None:
         """Request all decisions. Return None if an agent could not use the response."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
-        if answer is not None and answer.index is None:
-            self._report.broken(
-                Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent sends index 0 every second."
-            )
-        elif answer is not None:
-            self._expect_at_once(Requirement.AT_ONCE, exchange)
+        if answer is not None:
+            detail = "A 204 has no index, so the agent sends index 0 every second."
+            if self._report.check(Requirement.AT_ONCE, exchange, is_met=answer.index is not None, otherwise=detail):
+                self._expect_at_once(Requirement.AT_ONCE, exchange)
         return answer
-
-    def read(self, exchange: Exchange) -> PollAnswer | None:
-        """Return the content of the response, and report violations."""
-        return self._reader.read(exchange)
 
     def callers(self) -> None:
         """Send requests that have no token, a wrong token, or the ID of another VM."""
@@ -71,7 +66,7 @@ class PollChecks:
             return
         self._strangers()
         exchange = self._asker.poll(0, 1, vm_id=str(uuid.uuid4()))
-        brought = self._quietly(exchange)
+        brought = AnswerReader(Report()).read(exchange)  # a violation in this response does not count
         if exchange.status == _OK and self._asker.is_attested:
             detail = "The token names a VM, but the response for another VM is 200."
             self._report.broken(Requirement.OTHER_VM, exchange, detail)
@@ -95,20 +90,16 @@ class PollChecks:
             return
         for token, who in (("", "no token"), ("not-the-token-of-this-vm", "another token")):
             exchange = self._asker.poll(0, self._wait_seconds, token=token)
-            if exchange.status in _REFUSED:
-                self._report.met(Requirement.ONLY_THIS_VM)
-            else:
-                detail = f"The response to {who} is not 401 or 403."
-                self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
+            detail = f"The response to {who} is not 401 or 403."
+            is_refused = exchange.status in _REFUSED
+            self._report.check(Requirement.ONLY_THIS_VM, exchange, is_met=is_refused, otherwise=detail)
 
     def _without_certificate(self) -> None:
         exchange = self._asker.poll(0, self._wait_seconds, token="")
         breaks_off = exchange.status is None and exchange.seconds < self._wait_seconds  # a TLS failure
-        if breaks_off or exchange.status in _REFUSED:
-            self._report.met(Requirement.ONLY_THIS_VM)
-        else:
-            detail = "The response without a client certificate is not 401 or 403."
-            self._report.broken(Requirement.ONLY_THIS_VM, exchange, detail)
+        is_refused = breaks_off or exchange.status in _REFUSED
+        detail = "The response without a client certificate is not 401 or 403."
+        self._report.check(Requirement.ONLY_THIS_VM, exchange, is_met=is_refused, otherwise=detail)
 
     def longest_wait(self) -> None:
         """Request all decisions with a wait of 600 s. The portal must still respond immediately."""
@@ -118,10 +109,9 @@ class PollChecks:
             )
             return
         exchange = self._asker.poll(0, _LONGEST_WAIT_SECONDS)
-        if exchange.status in (_OK, _NO_CONTENT):
-            self._report.met(Requirement.LONGEST_WAIT)
-        else:
-            self._report.broken(Requirement.LONGEST_WAIT, exchange, "The portal refuses a wait of 600 s.")
+        is_good = exchange.status in (_OK, _NO_CONTENT)
+        detail = "The portal refuses a wait of 600 s."
+        self._report.check(Requirement.LONGEST_WAIT, exchange, is_met=is_good, otherwise=detail)
 
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
         """Check that the portal holds a long poll until a decision after *index* exists.
@@ -163,10 +153,9 @@ class PollChecks:
         answer = self.read(exchange)
         if answer is None:
             return
-        if answer.index is None or answer.index >= asked:
-            detail = f"The response to index {asked} is {'a 204' if answer.index is None else answer.index}."
-            self._report.broken(Requirement.INDEX_AHEAD, exchange, detail)
-        else:
+        is_own = answer.index is not None and answer.index < asked
+        detail = f"The response to index {asked} is {'a 204' if answer.index is None else answer.index}."
+        if self._report.check(Requirement.INDEX_AHEAD, exchange, is_met=is_own, otherwise=detail):
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
@@ -175,35 +164,21 @@ class PollChecks:
         if answer is None:
             return
         self._expect_no_fall(answer, before.index or 0)
-        if only - set(answer.decisions):
-            self._report.broken(Requirement.STAYS, exchange, "A decision of an earlier response is missing.")
-        elif only:
-            self._report.met(Requirement.STAYS)
-
-    def _quietly(self, exchange: Exchange) -> PollAnswer | None:
-        """Read the response to a request for another VM, without reporting violations."""
-        return AnswerReader(Report()).read(exchange)
+        if only:
+            detail = "A decision of an earlier response is missing."
+            self._report.check(Requirement.STAYS, exchange, is_met=only <= set(answer.decisions), otherwise=detail)
 
     def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:
-        if answer.index is not None and answer.index < index:
-            detail = f"The index changed from {index} to {answer.index}."
-            self._report.broken(Requirement.INDEX_STAYS, answer.exchange, detail)
-        else:
-            self._report.met(Requirement.INDEX_STAYS)
+        is_kept = answer.index is None or answer.index >= index
+        detail = f"The index changed from {index} to {answer.index}."
+        self._report.check(Requirement.INDEX_STAYS, answer.exchange, is_met=is_kept, otherwise=detail)
 
     def _expect_at_once(self, requirement: Requirement, exchange: Exchange) -> None:
-        if exchange.seconds > self._at_once_seconds:
-            self._report.broken(requirement, exchange, f"The response took {exchange.seconds:.1f} s.")
-        else:
-            self._report.met(requirement)
+        is_quick = exchange.seconds <= self.at_once_seconds
+        detail = f"The response took {exchange.seconds:.1f} s."
+        self._report.check(requirement, exchange, is_met=is_quick, otherwise=detail)
 
     def _expect_in_time(self, exchange: Exchange) -> None:
         late = exchange.seconds - self._wait_seconds
-        if late > self._late_seconds:
-            self._report.broken(
-                Requirement.IN_TIME,
-                exchange,
-                f"The response came {late:.1f} s after its wait of {self._wait_seconds} s.",
-            )
-        else:
-            self._report.met(Requirement.IN_TIME)
+        detail = f"The response came {late:.1f} s after its wait of {self._wait_seconds} s."
+        self._report.check(Requirement.IN_TIME, exchange, is_met=late <= self._late_seconds, otherwise=detail)

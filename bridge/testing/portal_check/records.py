@@ -24,26 +24,27 @@ from bridge.testing.records import sample_event, sample_record
 _NOTICE = timedelta(hours=2)
 _SUCCESS = range(200, 300)
 _SUBSCRIPTION = "00000000-0000-4000-8000-000000000000"
+_NAME = "portal-check"  # of the VM and its resource group
 
 
 class MadeUpEvent:
     """An invented event of the VM *vm_id*, and its records."""
 
-    def __init__(self, vm_id: str, vm_name: str = "portal-check") -> None:
+    def __init__(self, vm_id: str) -> None:
         self._now = datetime.now(timezone.utc)
         self._stream_id = new_stream_id(self._now, None)
-        group = f"/subscriptions/{_SUBSCRIPTION}/resourceGroups/portal-check"
+        group = f"/subscriptions/{_SUBSCRIPTION}/resourceGroups/{_NAME}"
         self._vm = VmIdentity(
-            name=vm_name,
+            name=_NAME,
             vm_id=vm_id,
-            resource_id=f"{group}/providers/Microsoft.Compute/virtualMachines/{vm_name}",
+            resource_id=f"{group}/providers/Microsoft.Compute/virtualMachines/{_NAME}",
             subscription_id=_SUBSCRIPTION,
-            resource_group="portal-check",
+            resource_group=_NAME,
         )
         not_before = (self._now + _NOTICE).replace(microsecond=0)
         self.event = sample_event(
             event_id=str(uuid.uuid4()).upper(),
-            resources=(vm_name,),
+            resources=(_NAME,),
             not_before=not_before,
             not_before_raw=format_datetime(not_before, usegmt=True),
             description="A test of the portal. This event does not exist.",
@@ -106,9 +107,5 @@ def send(asker: CheckClient, report: Report, url: str, requirement: Requirement,
     Return whether the portal accepted the record.
     """
     exchange = asker.post(url, cloudevent(record))
-    if exchange.status in _SUCCESS:
-        report.met(requirement)
-        return True
-    what = exchange.problem if exchange.status is None else f"The response is {exchange.status}"
-    report.broken(requirement, exchange, f"{what}. Expected: 2xx.")
-    return False
+    detail = f"{exchange.result}. Expected: 2xx."
+    return report.check(requirement, exchange, is_met=exchange.status in _SUCCESS, otherwise=detail)

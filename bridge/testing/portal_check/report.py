@@ -55,6 +55,17 @@ class Report:
                 answered=exchange.answered,
             )
 
+    def check(self, requirement: Requirement, exchange: Exchange, *, is_met: bool, otherwise: str) -> bool:
+        """Record whether *exchange* meets *requirement*, and return *is_met*.
+
+        If *is_met* is False, *otherwise* describes the violation.
+        """
+        if is_met:
+            self.met(requirement)
+        else:
+            self.broken(requirement, exchange, otherwise)
+        return is_met
+
     def untried(self, requirement: Requirement, why: str) -> None:
         """Record why *requirement* was not checked, unless it has a finding."""
         if requirement not in self._found:

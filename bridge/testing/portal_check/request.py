@@ -44,6 +44,11 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """True if the body was not read because the body is too large or compressed."""
 
     @property
+    def result(self) -> str:
+        """Return the status, or the reason why no response arrived."""
+        return f"{self.problem}" if self.status is None else f"The response is {self.status}"
+
+    @property
     def answered(self) -> str:
         """Return the response on one line."""
         if self.status is None:
