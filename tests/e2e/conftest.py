@@ -15,7 +15,10 @@ from typing import IO, Any
 
 import fork_server
 import pytest
+from approval_stage import Stage
 from fork_server import Process
+
+from bridge.testing import Simulator
 
 
 class PlainServer(ThreadingHTTPServer):
@@ -75,6 +78,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+@pytest.fixture
+def azure() -> Iterator[Simulator]:
+    """A simulated Azure with one VM."""
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
 
 
 @pytest.fixture
@@ -158,3 +168,11 @@ def agent(tmp_path: Path, agent_env: dict[str, str]) -> Iterator[AgentProcess]:
     yield started
     if started.process is not None and started.process.poll() is None:
         started.kill()
+
+
+@pytest.fixture
+def stage(agent: AgentProcess, azure: Simulator, tmp_path: Path) -> Iterator[Stage]:
+    """The agent with the simulated Azure and an independent portal."""
+    made = Stage(agent, azure, tmp_path)
+    yield made
+    made.close()

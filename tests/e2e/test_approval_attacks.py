@@ -13,19 +13,8 @@ import random
 import time
 
 import pytest
-from approval_stage import RULE, Stage, only
+from approval_stage import RULE, only
 from forgeries import forgeries
-
-from bridge.testing import Simulator
-
-
-@pytest.fixture
-def stage(agent, tmp_path):
-    with Simulator(vms=["vm_0"], rate_limit=False) as azure:
-        made = Stage(agent, azure, tmp_path)
-        yield made
-        made.close()
-
 
 # Invalid approvals.
 

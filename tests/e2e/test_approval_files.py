@@ -12,7 +12,7 @@ from held_port import held_port
 from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
-from bridge.testing import EventSpec, Simulator
+from bridge.testing import EventSpec
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the agent does not check Windows access lists")
 
@@ -21,12 +21,6 @@ STRANGER = 65534
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a file to another user"
 )
-
-
-@pytest.fixture
-def azure():
-    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
-        yield simulator
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_approve_fails_without_a_running_agent(agent, azure):
 
 
 @pytest.mark.parametrize("requested", ["unknown event", "started event"])
-def test_approve_escapes_terminal_codes_in_event_fields(agent, azure, requested):
+def test_approve_rejects_an_unknown_or_started_event_and_escapes_terminal_codes(agent, azure, requested):
     configure(agent, azure, "[approval]")
     painted = "\x1b[2J\x1b[Happroved: Azure took it.\x9b\u202e\nnames"
     agent.start()
@@ -118,6 +118,8 @@ def test_approve_escapes_terminal_codes_in_event_fields(agent, azure, requested)
     event_id = painted if requested == "started event" else "another"
     code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 1
+    assert ("Started" if requested == "started event" else "another") in err
+    assert approvals(azure) == []
     assert not {"\x1b", "\x9b", "\u202e"} & set(out + err)
     assert r"\x1b[2J" in err
     assert not any(line.startswith("names") for line in err.splitlines())
@@ -181,23 +183,6 @@ def test_hold_that_arrives_during_the_prompt_stops_the_approval(agent, azure, tm
         assert "Nothing was approved, because the hold of portal: backup runs arrived." in output_file.read_text()
         time.sleep(1)
         assert approvals(azure) == []
-
-
-def test_unknown_or_started_event_is_not_approved(agent, azure):
-    configure(agent, azure, "[approval]")
-    agent.start()
-    event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
-    agent.wait_for(lambda: transitions(agent) == ["scheduled"])
-    code, _, err = agent.call("approve", "no-such-event", "--yes", "--config", agent.config)
-    assert code == 1
-    assert "no-such-event" in err
-    assert event_id in err
-    azure.world.start(event_id)
-    agent.wait_for(lambda: transitions(agent) == ["scheduled", "started"])
-    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
-    assert code == 1
-    assert "Started" in err
-    assert approvals(azure) == []
 
 
 def test_approve_exits_1_while_approvals_are_disabled(agent, azure):

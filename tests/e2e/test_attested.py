@@ -2,18 +2,11 @@
 
 import json
 
-import pytest
 from attesting import Attesting
 from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
-from bridge.testing import EventSpec, Fault, Simulator
-
-
-@pytest.fixture
-def azure():
-    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
-        yield simulator
+from bridge.testing import EventSpec, Fault
 
 
 def test_decisions_and_records_work_with_attested_tokens(agent, azure, tmp_path):

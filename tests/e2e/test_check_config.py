@@ -15,7 +15,7 @@ from answering import answering
 from portal_stub import PortalStub
 from private_ca import PrivateCa
 
-from bridge.testing import EventSpec, Simulator
+from bridge.testing import EventSpec
 from bridge.testing.http_contract import HttpPeer
 
 if sys.platform != "win32":
@@ -26,12 +26,6 @@ REMOTE = '[approval.remote]\nurl = "https://portal.example.net/api/v1"\n'
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a directory to another user"
 )
-
-
-@pytest.fixture
-def azure():
-    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
-        yield simulator
 
 
 @pytest.fixture
@@ -189,16 +183,6 @@ def test_secret_in_a_url_causes_a_warning(agent, check):
     assert secret.startswith("Sink a: url seems to contain a secret.")
     assert code == 0
     assert not [line for line in lines if "c2VjcmV0" in line]
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has no file modes")
-def test_secret_file_readable_by_other_users_causes_a_warning(agent, check):
-    token = agent.directory / "token"
-    token.write_text("secret-4711")
-    token.chmod(0o644)
-    code, lines = check(state(agent) + webhook("a", f'bearer_token_file = "{token}"'))
-    (warning,) = starting(lines, "Warning")
-    assert (code, warning.startswith(f"sinks[0].bearer_token_file: {token} contains a secret")) == (0, True)
 
 
 def test_rule_that_approves_every_event_causes_a_warning(agent, check):

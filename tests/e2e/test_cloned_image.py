@@ -5,19 +5,12 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from imds_documents import document, event
 
 from bridge.testing.http_peer import HttpPeer
 
 FIRST = (200, b'{"name": "vm_a", "vmId": "AAAA"}')
 CLONE = (200, b'{"name": "vm_b", "vmId": "BBBB"}')
-
-
-def event(event_id, vm, event_type="Freeze", status="Scheduled"):
-    return {"EventId": event_id, "EventStatus": status, "EventType": event_type, "Resources": [vm]}
-
-
-def document(incarnation, *events):
-    return {"DocumentIncarnation": incarnation, "Events": list(events)}
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def image(agent, imds, peer):
     )
     agent.start()
     imds.wait_for_polls(2)
-    imds.show(document(2, event("E-1", "vm_a"), event("E-2", "vm_a", status="Started")))
+    imds.show(document(2, event("E-1", vm="vm_a"), event("E-2", "Started", vm="vm_a")))
     agent.wait_for(lambda: len(agent.records) == 2)
     assert agent.stop() == 0
     boot(agent)
@@ -69,12 +62,14 @@ def image(agent, imds, peer):
 
 def test_clone_omits_events_of_the_source_vm_and_sends_its_eviction_at_once(image, imds, peer):
     imds.identity = (503, b"")
-    imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"))).encode()
+    imds.body = json.dumps(document(1, event("P-1", vm="vm_b", event_type="Preempt"))).encode()
     image.start()
     image.wait_for(lambda: image.records and received(peer))
     imds.identity = CLONE
     image.wait_for(lambda: is_replaced(image))
-    imds.show(document(2, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"), event("E-4", "vm_a")))
+    imds.show(
+        document(2, event("P-1", vm="vm_b", event_type="Preempt"), event("E-3", vm="vm_b"), event("E-4", vm="vm_a"))
+    )
     expected = [("P-1", "scheduled", None), ("P-1", "scheduled", "vm_b"), ("E-3", "scheduled", "vm_b")]
     image.wait_for(lambda: len(image.records) >= 3 and len(received(peer)) >= 3)
     assert image.stop() == 0
@@ -83,25 +78,9 @@ def test_clone_omits_events_of_the_source_vm_and_sends_its_eviction_at_once(imag
     assert [record["affects_this_vm"] for record in image.records] == [None, True, True]
 
 
-def test_undelivered_records_of_a_clone_are_sent_once_its_identity_is_known(image, imds, peer):
-    peer.refuse_for_now()
-    imds.identity = (503, b"")
-    imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"))).encode()
-    image.start()
-    image.wait_for(lambda: image.records and peer.received)
-    assert [record["event"]["event_id"] for record in image.records] == ["P-1"], "only urgent records do not wait"
-    imds.identity = CLONE
-    image.wait_for(lambda: is_replaced(image))
-    peer.say(200)
-    expected = {("P-1", "scheduled"), ("E-3", "scheduled")}
-    image.wait_for(lambda: {(event_id, transition) for event_id, transition, _ in received(peer)} == expected)
-    image.wait_for(lambda: {record["event"]["event_id"] for record in image.records} == {"P-1", "E-3"})
-    assert image.stop() == 0
-
-
 def test_same_vm_resumes_its_stored_state_once_its_identity_is_known(image, imds, peer):
     imds.identity = (503, b"")
-    imds.body = json.dumps(document(3, event("E-1", "vm_a"), event("E-3", "vm_a"))).encode()
+    imds.body = json.dumps(document(3, event("E-1", vm="vm_a"), event("E-3", vm="vm_a"))).encode()
     image.start()
     imds.wait_for_polls(3)
     assert not received(peer)
@@ -121,7 +100,7 @@ def test_same_vm_resumes_its_stored_state_once_its_identity_is_known(image, imds
 def test_clone_does_not_refresh_alerts_of_the_source_vm(agent, imds, peer):
     peer.before = 0
     imds.identity = FIRST
-    imds.body = json.dumps(document(1, event("E-1", "vm_a"))).encode()
+    imds.body = json.dumps(document(1, event("E-1", vm="vm_a"))).encode()
     sink = (
         f'type = "webhook"\nformat = "alertmanager"\nurl = "http://{peer.address.authority}"\nrefresh_seconds = 0.3\n'
     )

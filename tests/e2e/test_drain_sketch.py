@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from imds_documents import document, event
 from mock_server import NOTICE, SCENARIOS, VM, MockServer
 
 if sys.platform == "win32":
@@ -84,20 +85,9 @@ def test_vm_stays_drained_during_the_impact_of_each_mock_server_event(agent, imd
     assert agent.stop() == 0
 
 
-def document(incarnation, *events):
-    """Return a document with *events* of this VM as (EventId, EventStatus, EventType)."""
-    return {
-        "DocumentIncarnation": incarnation,
-        "Events": [
-            {"EventId": name, "EventStatus": status, "EventType": kind, "Resources": [VM], "NotBefore": ""}
-            for name, status, kind in events
-        ],
-    }
-
-
 def test_end_of_one_event_does_not_undrain_a_vm_during_another_event(agent, imds, drained):
     def freeze(incarnation, name, status):
-        return document(incarnation, (name, status, "Freeze"))
+        return document(incarnation, event(name, status, vm=VM))
 
     assert show(agent, imds, drained, freeze(2, "a", "Started"), until="drain") == ["drain"]
     assert show(agent, imds, drained, freeze(3, "b", "Started"), until="drain") == ["drain"]
@@ -107,9 +97,9 @@ def test_end_of_one_event_does_not_undrain_a_vm_during_another_event(agent, imds
     assert agent.stop() == 0
 
 
-@pytest.mark.parametrize("stale", [document(4), document(5), document(4, ("a", "Scheduled", "Freeze"))])
+@pytest.mark.parametrize("stale", [document(4), document(5), document(4, event("a", vm=VM))])
 def test_stale_responses_do_not_run_the_script_again(agent, imds, drained, stale):
-    started = document(5, ("a", "Started", "Freeze"))
+    started = document(5, event("a", "Started", vm=VM))
     assert show(agent, imds, drained, started, until="drain") == ["drain"]
     bodies = itertools.cycle(json.dumps(each).encode() for each in (stale, started))
 
@@ -123,14 +113,14 @@ def test_stale_responses_do_not_run_the_script_again(agent, imds, drained, stale
     imds.wait_for_polls(40)
     imds.answer = None
     assert drained() == ["drain"]
-    assert show(agent, imds, drained, document(6, ("a", "Completed", "Freeze")), until="undrain") == ["undrain"]
+    assert show(agent, imds, drained, document(6, event("a", "Completed", vm=VM)), until="undrain") == ["undrain"]
     assert agent.stop() == 0
 
 
 @pytest.mark.parametrize("drained", [TABLES_OF_THE_README], indirect=True, ids=["tables of the readme"])
 def test_canceled_eviction_after_another_event_ended_undrains_the_vm(agent, imds, drained):
-    eviction = ("t", "Scheduled", "Terminate")
-    imds.show(document(2, ("r", "Started", "Reboot"), eviction))
+    eviction = event("t", event_type="Terminate", vm=VM)
+    imds.show(document(2, event("r", "Started", event_type="Reboot", vm=VM), eviction))
     agent.wait_for(lambda: len(drained()) >= 2)
     imds.show(document(3, eviction), polls=4)
     assert "undrain" not in drained()
@@ -139,8 +129,8 @@ def test_canceled_eviction_after_another_event_ended_undrains_the_vm(agent, imds
 
 
 def test_recommendation_neither_drains_a_vm_nor_keeps_it_drained(agent, imds, drained):
-    risk = ("r", "Scheduled", "SpotRebalanceRecommendation")
-    assert show(agent, imds, drained, document(2, risk, ("a", "Started", "Freeze")), until="drain") == ["drain"]
+    risk = event("r", event_type="SpotRebalanceRecommendation", vm=VM)
+    assert show(agent, imds, drained, document(2, risk, event("a", "Started", vm=VM)), until="drain") == ["drain"]
     assert show(agent, imds, drained, document(3, risk), until="undrain") == ["undrain"]
     assert drained() == ["drain", "undrain"]
     assert agent.stop() == 0

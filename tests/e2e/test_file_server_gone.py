@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 
+import preload
 import pytest
 
 SHIM = r"""
@@ -37,14 +37,9 @@ STAT(stat) STAT(lstat) STAT(stat64) STAT(lstat64) STATAT(fstatat) STATAT(fstatat
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """Return a library that blocks each file access while another file exists."""
-    if shutil.which("gcc") is None or sys.platform != "linux":
-        pytest.skip("The library that simulates a hung file server requires Linux and gcc.")
-    directory = tmp_path_factory.mktemp("shim")
-    (directory / "hang.c").write_text(SHIM)
-    build = ["gcc", "-w", "-shared", "-fPIC", "-o", directory / "hang.so", directory / "hang.c", "-ldl"]
-    if subprocess.run(build, check=False, timeout=60).returncode:
-        pytest.skip("The library that simulates a hung file server cannot be built here.")
-    return directory / "hang.so"
+    if sys.platform != "linux":
+        pytest.skip("The library that simulates a hung file server requires Linux.")
+    return preload.built(tmp_path_factory, SHIM)
 
 
 @pytest.fixture

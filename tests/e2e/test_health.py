@@ -10,25 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import requests
+from imds_documents import document, event
 from prometheus_client.parser import text_string_to_metric_families
 
 STATES = ("delivered_total", "pending_records", "parked_records", "evicted_total", "discarded_total", "expired_total")
 _PREFIX = "scheduled_events_bridge_"
-
-
-def document(incarnation: int, *statuses: str) -> dict[str, object]:
-    events = [
-        {
-            "EventId": f"EVENT-{incarnation}-{number}",
-            "EventType": "Freeze",
-            "EventStatus": status,
-            "ResourceType": "VirtualMachine",
-            "Resources": ["vm1"],
-            "NotBefore": "",
-        }
-        for number, status in enumerate(statuses)
-    ]
-    return {"DocumentIncarnation": incarnation, "Events": events}
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
@@ -101,15 +87,14 @@ def test_metrics_count_polls_and_records(agent, imds, listener):
     began_at = time.time()
     agent.start()
     imds.wait_for_polls(2)
-    life = [{**document(7, status)["Events"][0], "EventStatus": status} for status in ("Scheduled", "Started")]
-    for incarnation, event in enumerate(life, start=7):
-        imds.show({"DocumentIncarnation": incarnation, "Events": [event]})
+    imds.show(document(7, event("E-1")))
+    imds.show(document(8, event("E-1", "Started")))
     seen = listener.samples()
     assert (seen["document_incarnation"], seen["active_events|Started|Freeze"]) == (8, 1)
     imds.status = 503
     imds.wait_for_polls(1)
     imds.status = 200
-    imds.show({"DocumentIncarnation": 9, "Events": []}, polls=3)
+    imds.show(document(9), polls=3)
     wait_for(
         lambda: listener.samples()["records_total|completed"] == 1, "the agent did not record the end of the event"
     )
@@ -125,34 +110,6 @@ def test_metrics_count_polls_and_records(agent, imds, listener):
     assert agent.stop() == 0
 
 
-def test_failing_sink_makes_the_agent_not_ready_but_not_unhealthy(agent, imds, listener):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        configure(
-            agent,
-            imds,
-            f'[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:{port}/"\ntimeout_seconds = 0.2\n'
-            '[[sinks]]\ntype = "webhook"\nname = "refused"\nurl = "http://127.0.0.1:1/"\n'
-            "bearer_token_file = '/nowhere/token'",
-        )
-        agent.start()
-        imds.show(document(1, "Scheduled"))
-        wait_for(
-            lambda: listener.get("/readyz")[1]["sinks"].get("webhook", {}).get("pending") == 1, "no record is pending"
-        )
-        wait_for(
-            lambda: listener.samples().get("sink_retries_total|timeout|webhook", 0) > 1,
-            "the agent does not retry the record",
-        )
-        wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "the sink does not need attention")
-        status, report = listener.get("/readyz")
-        assert status == 503
-        assert report["reasons"] == ["Sink refused needs attention. `status` shows its last error."]
-        assert listener.get("/healthz")[0] == 200
-        assert_counts_add_up(listener.samples(), "webhook", "refused")
-        assert agent.stop() == 0
-
-
 def test_record_counts_add_up_at_every_scrape_under_load_and_after_kills(agent, imds, listener):
     configure(
         agent,
@@ -165,7 +122,7 @@ def test_record_counts_add_up_at_every_scrape_under_load_and_after_kills(agent, 
         agent.start()
         for _ in range(4):
             incarnation += 1
-            imds.show(document(incarnation, *["Scheduled"] * 20))
+            imds.show(document(incarnation, *(event(f"E-{incarnation}-{number}") for number in range(20))))
             for _ in range(5):
                 seen = listener.samples()
                 assert_counts_add_up(seen, "stdout", "webhook")
@@ -186,7 +143,7 @@ def test_removed_sink_keeps_its_counters_but_needs_no_attention(agent, imds, lis
     refused = '[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:1/"\nbearer_token_file = "/nowhere/token"\n'
     configure(agent, imds, refused + '[[sinks]]\ntype = "stdout"\n')
     agent.start()
-    imds.show(document(1, "Scheduled"))
+    imds.show(document(1, event("E-1")))
     wait_for(lambda: listener.samples().get("sink_needs_attention|webhook") == 1, "the sink does not need attention")
     assert listener.samples()["sink_configured|webhook"] == 1
     agent.config.write_text(agent.config.read_text().replace(refused, ""))
@@ -201,19 +158,6 @@ def test_removed_sink_keeps_its_counters_but_needs_no_attention(agent, imds, lis
         lambda: listener.samples()["config_last_reload_successful"] == 0, "the metric does not report the invalid file"
     )
     assert agent.stop() == 0
-
-
-def test_status_port_in_use_is_logged_and_does_not_stop_the_agent(agent, imds):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        configure(agent, imds)
-        agent.config.write_text(agent.config.read_text().replace(":0", f":{taken.getsockname()[1]}"))
-        agent.start()
-        imds.show(document(1, "Scheduled"))
-        wait_for(lambda: bool(agent.records), "the agent sent no record")
-        errors = [line for line in agent.err.read_text().splitlines() if '"ERROR"' in line]
-        assert len(errors) == 1
-        assert "status.listen" in errors[0]
-        assert agent.stop() == 0
 
 
 def test_systemd_gets_ready_and_watchdog_messages_during_a_slow_first_poll(agent, imds, tmp_path):

@@ -4,10 +4,7 @@ import re
 import subprocess
 
 import doc_pages
-import pytest
-from approval_stage import Stage, only
-
-from bridge.testing import Simulator
+from approval_stage import only
 
 REBOOTS = """
 [[approval.rules]]
@@ -19,14 +16,6 @@ act = "each"
 """
 PAGE = doc_pages.page("docs/operate/emergency.md")
 INSTALLED = "/var/lib/scheduled-events-bridge"
-
-
-@pytest.fixture
-def stage(agent, tmp_path):
-    with Simulator(vms=["vm_0"], rate_limit=False) as azure:
-        made = Stage(agent, azure, tmp_path)
-        yield made
-        made.close()
 
 
 def run_from_page(stage, command):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from imds_documents import document, event
 from kubernetes_stub import RIGHTS, KubernetesStub
 
 if sys.platform == "win32":
@@ -342,17 +343,6 @@ def test_missing_environment_variable_is_named(drain, missing):
     assert (code, f"${missing}" in reason) == (1, True)
 
 
-def document(incarnation, *events):
-    """Return a document with *events* of this VM as (EventId, EventStatus, EventType)."""
-    return {
-        "DocumentIncarnation": incarnation,
-        "Events": [
-            {"EventId": name, "EventStatus": status, "EventType": kind, "Resources": ["vm_4"], "NotBefore": ""}
-            for name, status, kind in events
-        ],
-    }
-
-
 def test_documented_tables_drain_and_uncordon_the_node(agent, imds, cluster, tmp_path):
     [tables] = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     program = f'"{sys.executable}", "-I", "{PROGRAM}", "--service-account", "{cluster.directory}"'
@@ -364,7 +354,7 @@ def test_documented_tables_drain_and_uncordon_the_node(agent, imds, cluster, tmp
     agent.env.update(
         in_pod(cluster), PATH=f"{tmp_path}:/usr/bin:/bin", SCHEDULED_EVENTS_BRIDGE_CONFIG=str(agent.config)
     )
-    imds.identity = (200, b'{"name": "vm_4", "vmId": "AAAA"}')
+    imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
     agent.configure(imds.url, tables.replace(shown, program))
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.start()
@@ -373,7 +363,7 @@ def test_documented_tables_drain_and_uncordon_the_node(agent, imds, cluster, tmp
     assert agent.stop() == 0
     agent.start()
     cluster.add_pod("web", NODE)
-    reboot, eviction = ("r", "Started", "Reboot"), ("p", "Scheduled", "Preempt")
+    reboot, eviction = event("r", "Started", event_type="Reboot"), event("p", event_type="Preempt")
     imds.show(document(2, reboot))
     agent.wait_for(lambda: "web" in cluster.evictions)
     cluster.add_pod("late", NODE)

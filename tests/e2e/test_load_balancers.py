@@ -7,13 +7,13 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import requests
+from answering import answering
 
-from bridge.testing import EventSpec, Simulator
+from bridge.testing import EventSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "load-balancer.md").read_text()
 HAPROXY, NGINX = shutil.which("haproxy"), shutil.which("nginx")
@@ -38,7 +38,7 @@ class Site:
     def __init__(self, agent, azure, directory):
         self.agent, self.azure, self.directory = agent, azure, directory
         self.serving_port, self.app_port = free_port(), free_port()
-        self.processes, self.servers = [], []
+        self.processes = []
         serving = f'[serving]\nlisten = "127.0.0.1:{self.serving_port}"\n'
         agent.configure(azure.endpoint, f'{serving}[[sinks]]\ntype = "stdout"\n')
 
@@ -83,31 +83,10 @@ class Site:
         self.agent.wait_for(lambda: _responds(port))
         return port
 
-    def start_other_vm(self):
-        class Other(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(200)
-                self.send_header("Content-Length", "5")
-                self.end_headers()
-                self.wfile.write(b"other")
-
-            def log_message(self, *_):
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        self.servers.append((server, thread))
-        return server.server_address[1]
-
     def close(self):
         for process in self.processes:
             process.terminate()
             process.wait(20)
-        for server, thread in self.servers:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 def _responds(port):
@@ -119,11 +98,16 @@ def _responds(port):
 
 
 @pytest.fixture
-def site(agent, tmp_path):
-    with Simulator(vms=["vm_0"], rate_limit=False) as azure:
-        made = Site(agent, azure, tmp_path)
-        yield made
-        made.close()
+def site(agent, azure, tmp_path):
+    made = Site(agent, azure, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other_vm():
+    with answering(lambda _: (200, b"other")) as port:
+        yield port
 
 
 def test_serving_reports_503_during_an_event_and_after_an_agent_restart(site):
@@ -182,9 +166,9 @@ def test_nginx_returns_503_during_an_event_and_200_during_an_agent_upgrade(site)
 
 
 @pytest.mark.skipif(not (HAPROXY and NGINX), reason="apt-get install haproxy nginx")
-def test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals(site):
+def test_haproxy_sends_no_new_request_to_the_vm_after_two_check_intervals(site, other_vm):
     site.start_nginx()
-    port = site.start_haproxy(site.start_other_vm())
+    port = site.start_haproxy(other_vm)
 
     def visited(requests_count=40):
         return Counter(requests.get(f"http://127.0.0.1:{port}/", timeout=5).text for _ in range(requests_count))

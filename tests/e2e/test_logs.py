@@ -6,15 +6,14 @@ counts the following failures, and logs the count at the end of the outage.
 
 import base64
 import json
-import os
 import re
 import signal
-import time
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import version
 
 import pytest
+from imds_documents import document, event
 from private_ca import PrivateCa
 
 from bridge.testing.http_peer import HttpPeer
@@ -24,14 +23,6 @@ STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: This logger reports whether the test directory survives a redeploy, which depends on the machine.
 IGNORED_LOGGER = "bridge.system.ephemeral_disk"
 WORDS = re.compile(r"^\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) +\S")
-
-
-def event(event_id, status="Scheduled"):
-    return {"EventId": event_id, "EventStatus": status, "EventType": "Freeze", "Resources": ["vm_0"]}
-
-
-def document(incarnation, *events):
-    return {"DocumentIncarnation": incarnation, "Events": list(events)}
 
 
 def webhook(peer, text=""):
@@ -129,27 +120,6 @@ def fail_often(agent, imds, peer):
         imds.show(document(2 + number, *events), polls=1)
     agent.wait_for(lambda: len(peer.received) >= 12)
     return events
-
-
-def test_repeated_failures_of_a_sink_are_logged_once_and_counted_at_the_end(agent, imds, peer):
-    refuse(peer, 503)
-    start(agent, imds, webhook(peer))
-    events = fail_often(agent, imds, peer)
-    failed = only(agent, "Sending failed")
-    assert (failed["level"], failed["logger"], failed["sink"]) == ("WARNING", "bridge.delivery.worker", "hook")
-    peer.accept()
-    agent.wait_for(lambda: "responds again" in agent.log)
-    assert agent.stop() == 0
-    over = only(agent, "The sink responds again.")
-    refused = len(peer.received) - len(events)
-    assert (over["level"], over["sink"], over["failures"]) == ("INFO", "hook", refused)
-    assert over["lasted_seconds"] > 0
-    assert messages(agent, but=["Freeze scheduled"]) == [
-        ("INFO", "The agent is running."),
-        ("WARNING", failed["message"]),
-        ("INFO", "The sink responds again."),
-        ("INFO", "The agent stopped."),
-    ]
 
 
 def test_failures_with_varying_texts_are_logged_once(agent, imds, peer):
@@ -303,45 +273,7 @@ def test_logs_contain_no_secrets(agent, imds):
 # Formats and levels.
 
 
-def on_terminal(agent, *arguments):
-    """Run the agent with a terminal as standard error until the agent is running. Return the text on the terminal."""
-    pty = pytest.importorskip("pty", reason="Windows has no pseudo-terminals")
-    shown, terminal = pty.openpty()
-    with agent.out.open("wb") as stdout:
-        agent.process = agent.start_command(
-            *("run", "--config", agent.config, *arguments), stdout=stdout, stderr=terminal, TERM="xterm"
-        )
-    os.close(terminal)
-    text, asked, deadline = b"", False, time.monotonic() + 30
-    try:
-        while time.monotonic() < deadline:
-            try:
-                text += os.read(shown, 4096)
-            except OSError:  # EIO: no process has the terminal open
-                break
-            if b"is running" in text and not asked:
-                asked = True
-                agent.process.send_signal(signal.SIGTERM)
-        assert agent.process.wait(20) == 0
-    finally:
-        os.close(shown)
-    return text.decode().replace("\r\n", "\n")
-
-
-def test_log_on_a_terminal_uses_short_text_lines(agent, imds):
-    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
-    agent.configure(imds.url, STDOUT)
-    found = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in on_terminal(agent).splitlines()]
-    assert len(found) >= 2
-    assert all(WORDS.match(line) for line in found), found
-    assert any("The agent is running." in line for line in found)
-    assert "The agent stopped." in found[-1]
-
-
-def test_log_format_option_selects_json_or_text(agent, imds):
-    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
-    agent.configure(imds.url, STDOUT)
-    assert all(json.loads(line)["level"] for line in on_terminal(agent, "--log-format", "json").splitlines())
+def test_log_format_option_selects_text_without_a_terminal(agent, imds):
     start(agent, imds, STDOUT, "--log-format", "text")
     assert agent.stop() == 0
     assert all(WORDS.match(line) for line in agent.log.splitlines()), agent.log

@@ -2,18 +2,12 @@
 
 import pytest
 
-from bridge.testing import EventSpec, Fault, Simulator
+from bridge.testing import EventSpec, Fault
 
 PREVIEW, STABLE = "2024-07-09", "2020-07-01"
 RISK = EventSpec(event_type="SpotRebalanceRecommendation", on_not_before="stay")
 ANY_EVENT = '[[approval.rules]]\nname = "all"\naction = "approve"\nresources = "any"\nact = "each"\n'
 THIS_TYPE = '[[approval.rules]]\nname = "this"\nevent_types = ["SpotRebalanceRecommendation"]\naction = "approve"\n'
-
-
-@pytest.fixture
-def azure():
-    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
-        yield simulator
 
 
 def polled(azure, version):
@@ -66,24 +60,3 @@ def test_agent_polls_the_stable_version_if_imds_rejects_the_preview_version(agen
     assert polled(azure, PREVIEW) == []
     assert agent.stop() == 0
     assert '"WARNING"' not in agent.log
-
-
-def test_one_rejected_request_does_not_change_the_api_version(agent, azure):
-    refuse(azure, count=1)
-    agent.configure(azure.endpoint, '[[sinks]]\ntype = "stdout"\n')
-    agent.start()
-    agent.wait_for(lambda: len(polled(azure, PREVIEW)) >= 3)
-    assert polled(azure, STABLE) == []
-    assert agent.stop() == 0
-
-
-def test_withdrawn_api_version_ends_no_event(agent, azure):
-    agent.configure(azure.endpoint, '[[sinks]]\ntype = "stdout"\n')
-    agent.start()
-    azure.world.add_event(RISK)
-    azure.world.add_event(EventSpec(event_type="Reboot"))
-    agent.wait_for(lambda: len(agent.records) == 2)
-    refuse(azure)
-    agent.wait_for(lambda: len(polled(azure, STABLE)) >= 12)
-    assert agent.transitions == [("scheduled", "observed")] * 2
-    assert agent.stop() == 0

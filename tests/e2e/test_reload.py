@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from imds_documents import document, event
 
 from bridge.agent.control_requests import Source, read_events, read_status
 from bridge.testing import EventSpec, Simulator
@@ -17,14 +18,6 @@ from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
-
-
-def event(event_id, status="Scheduled", **fields):
-    return {"EventId": event_id, "EventStatus": status, "EventType": "Freeze", "Resources": ["vm_0"], **fields}
-
-
-def document(incarnation, *events):
-    return {"DocumentIncarnation": incarnation, "Events": list(events)}
 
 
 def webhook(name, address, text=""):
@@ -155,7 +148,7 @@ def test_changed_sink_sends_pending_records_with_its_new_settings(agent, imds, o
     agent.configure(imds.url, webhook("hook", two.address, 'event_types = ["Reboot"]\nheaders = {X-Team = "b"}'))
     hang_up(agent)
     refused = len(one.received)
-    imds.show(document(2, event("E-1"), event("E-2"), event("E-3", EventType="Reboot")))
+    imds.show(document(2, event("E-1"), event("E-2"), event("E-3", event_type="Reboot")))
     agent.wait_for(lambda: len(received(two)) == 2)
     stop(agent)
     # The filter applies to new records, but not to records that were pending before the reload.

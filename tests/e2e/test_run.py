@@ -4,6 +4,7 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
+from imds_documents import document
 
 EVENT = "5D1C6C5E-3B0B-4C1A-9D68-2B0C1F0E7A11"
 
@@ -25,10 +26,6 @@ def event(status="Scheduled", **fields):
         "DurationInSeconds": 5,
         **fields,
     }
-
-
-def document(incarnation, *events):
-    return {"DocumentIncarnation": incarnation, "Events": list(events)}
 
 
 def run(agent, imds, *documents):
@@ -82,42 +79,6 @@ def test_live_migration_is_recorded_from_scheduled_to_completed(agent, imds):
     ]
 
 
-class Hanging:
-    """A response that is delayed until *released* is set."""
-
-    def __init__(self, released):
-        self._released = released
-
-    def __iter__(self):
-        self._released.wait()
-        return iter((503, b""))
-
-
-def test_eviction_record_does_not_wait_for_a_hung_instance_endpoint(agent, imds):
-    imds.identity = Hanging(imds.released)
-    agent.configure(imds.url)
-    agent.config.write_text(agent.config.read_text().replace("[imds]", "[imds]\ntimeout_seconds = 60"))
-    imds.body = json.dumps(document(1)).encode()
-    agent.start()
-    imds.wait_for_polls(2)
-    imds.show(document(2, event(EventType="Preempt", NotBefore=in_minutes(0.5))), polls=1)
-    agent.wait_for(lambda: agent.records, timeout_seconds=30)
-
-
-def test_waiting_records_contain_an_identity_that_arrives_late(agent, imds):
-    imds.identity = (503, b"")
-    agent.configure(imds.url, '[[sinks]]\ntype = "stdout"\nscope = "mine"')
-    imds.body = json.dumps(document(2, event(), event(EventId="other", Resources=["EastNO_00"]))).encode()
-    agent.start()
-    imds.wait_for_polls(3)
-    assert agent.records == []
-    imds.identity = (200, b'{"name": "EastNO_1", "vmId": "3A4A-BB"}')
-    agent.wait_for(lambda: agent.records)
-    assert agent.stop() == 0
-    assert [record["event"]["event_id"] for record in agent.records] == [EVENT]
-    assert (agent.records[0]["vm"]["vm_id"], agent.records[0]["affects_this_vm"]) == ("3A4A-BB", True)
-
-
 def test_restart_neither_repeats_nor_misses_records(agent, imds):
     run(agent, imds, document(1), document(2, event()))
     imds.body = json.dumps(document(3, event("Started"))).encode()
@@ -130,34 +91,6 @@ def test_restart_neither_repeats_nor_misses_records(agent, imds):
     assert agent.stop() == 0
     assert agent.transitions == [("scheduled", "observed"), ("started", "observed"), ("completed", "inferred")]
     assert [record["sequence"] for record in agent.records] == [1, 2, 3]
-
-
-def test_event_that_reappears_gets_a_new_record_id_and_transition_key(agent, imds):
-    imds.identity = (200, b'{"name": "EastNO_0", "vmId": "3A4A-BB"}')
-    announced = event(NotBefore=in_minutes(15))
-    run(agent, imds, document(1), document(2, announced), document(3), document(2, announced))
-    assert [transition for transition, _ in agent.transitions] == ["scheduled", "canceled", "scheduled"]
-    assert len({record["id"] for record in agent.records}) == 3
-    assert len({record["transition_key"] for record in agent.records}) == 3
-
-
-def test_restart_retries_a_hung_request_after_the_configured_timeout(agent, imds):
-    agent.configure(imds.url)
-    agent.config.write_text(agent.config.read_text().replace("[imds]", "[imds]\ntimeout_seconds = 1"))
-    imds.body = json.dumps(document(1)).encode()
-    agent.start()
-    imds.wait_for_polls(2)
-    assert agent.stop() == 0
-
-    def hang_once(handler):
-        imds.answer = None
-        handler.server.released.wait()
-
-    imds.answer = hang_once
-    agent.start()
-    imds.wait_for_polls(3)
-    imds.show(document(2, event()))
-    agent.wait_for(lambda: agent.transitions == [("scheduled", "observed")])
 
 
 def redirect(handler):
@@ -217,27 +150,6 @@ def test_invalid_imds_responses_end_no_event(agent, imds, answer):
     assert [line for line in log if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")], agent.log
 
 
-def test_second_agent_on_the_same_state_directory_exits_73(agent, imds):
-    agent.configure(imds.url)
-    imds.body = json.dumps(document(1)).encode()
-    agent.start()
-    imds.wait_for_polls(1)
-    code, out, err = agent.call("run", "--config", agent.config)
-    assert (code, out) == (73, "")
-    assert str(agent.state) in err
-    assert "Traceback" not in err
-    imds.wait_for_polls(2)
-
-
-def test_uncreatable_state_directory_exits_73(agent, imds):
-    (agent.directory / "file").write_text("")
-    agent.state = agent.directory / "file" / "state"
-    agent.configure(imds.url)
-    code, out, err = agent.call("run", "--config", agent.config)
-    assert (code, out) == (73, "")
-    assert str(agent.state) in err
-
-
 def test_all_five_configuration_mistakes_are_reported_at_once(agent):
     agent.config.write_text(
         """
@@ -288,12 +200,6 @@ def test_send_test_sends_to_the_sinks_without_creating_an_outbox(agent, imds):
     code, _, err = agent.call("send-test", "--config", agent.config, "nobody")
     assert code in (2, 78)
     assert "nobody" in err
-
-
-def test_invalid_option_exits_2(agent):
-    code, out, err = agent.call("run", "--no-such-option")
-    assert (code, out) == (2, "")
-    assert "--no-such-option" in err
 
 
 def test_stop_kills_a_hung_command_and_keeps_its_record_pending(agent, imds, tmp_path):

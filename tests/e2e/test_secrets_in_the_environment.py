@@ -4,18 +4,11 @@ import json
 import signal
 import sys
 
-import pytest
 from portal_stub import PortalStub
 
-from bridge.testing import EventSpec, Simulator
+from bridge.testing import EventSpec
 
 SECRETS = ("CHAT_URL", "PORTAL_TOKEN", "PAGER_KEY", "AZURE_CLIENT_SECRET")
-
-
-@pytest.fixture
-def azure():
-    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
-        yield simulator
 
 
 def print_environment_to(path):

@@ -1,16 +1,9 @@
 """The state directory is moved or replaced under a running agent. Two agents never run on one directory."""
 
 import pytest
+from imds_documents import document, event
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
-
-
-def document(incarnation, *event_ids):
-    events = [
-        {"EventId": event_id, "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["vm_0"]}
-        for event_id in event_ids
-    ]
-    return {"DocumentIncarnation": incarnation, "Events": events}
 
 
 def _moved(state):
@@ -42,7 +35,7 @@ def test_agent_relocks_a_replaced_state_directory_and_a_second_run_exits_73(agen
     code, _, errors = agent.call("run", "--config", agent.config)
     assert (code, "Another agent runs" in errors) == (73, True)
     agent.wait_for((agent.state / "outbox-1.db").exists)
-    imds.show(document(2, "E-1"))
+    imds.show(document(2, event("E-1")))
     agent.wait_for(lambda: agent.records)
     assert agent.stop() == 0
     assert transitions(agent) == [("E-1", "scheduled")]

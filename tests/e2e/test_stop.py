@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from imds_documents import document, event
 
 from bridge.testing.http_peer import HttpPeer
 
@@ -70,14 +71,6 @@ def stop_in_time(agent):
     assert "Traceback" not in agent.log
 
 
-def document(incarnation, *event_ids):
-    events = [
-        {"EventId": event_id, "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["vm_0"]}
-        for event_id in event_ids
-    ]
-    return {"DocumentIncarnation": incarnation, "Events": events}
-
-
 def lock_of(agent, **options):
     blocker = sqlite3.connect(agent.state / "outbox-1.db", isolation_level=None, **options)
     blocker.execute("BEGIN IMMEDIATE")
@@ -93,7 +86,7 @@ def test_records_in_memory_are_saved_if_a_lock_ends_within_the_grace_period(agen
         agent.start()
         imds.wait_for_polls(3)
         blocker = lock_of(agent, check_same_thread=False)
-        imds.show(document(2, "E-1"), polls=1)
+        imds.show(document(2, event("E-1")), polls=1)
         agent.wait_for(lambda: "The outbox cannot be saved" in agent.log, timeout_seconds=40)
         threading.Timer(1.5, blocker.close).start()
         assert agent.stop(timeout_seconds=30) == 0
@@ -113,7 +106,7 @@ def test_stop_is_on_time_while_hung_sinks_are_replaced(agent, imds, silent):
     configure(agent, imds.url, sinks(20))
     agent.start()
     imds.wait_for_polls(2)
-    imds.show(document(2, "E-1"))
+    imds.show(document(2, event("E-1")))
     with asked(silent, 6):
         configure(agent, imds.url, sinks(21))
         agent.process.send_signal(signal.SIGHUP)

@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack, closing
 
 import pytest
+from imds_documents import document, event
 
 from bridge.agent.control_requests import Source, read_status
 from bridge.testing.http_peer import HttpPeer
@@ -31,12 +32,8 @@ WEBHOOK = '[[sinks]]\nname = "{name}"\ntype = "webhook"\nurl = "http://{authorit
 STDOUT = '[[sinks]]\nname = "stdout"\ntype = "stdout"\n'
 
 
-def document(incarnation, status, count):
-    events = [
-        {"EventId": f"E-{number}", "EventStatus": status, "EventType": "Freeze", "Resources": ["vm_0"]}
-        for number in range(count)
-    ]
-    return {"DocumentIncarnation": incarnation, "Events": events}
+def events_of(status, count):
+    return [event(f"E-{number}", status) for number in range(count)]
 
 
 def slowly(_request):
@@ -79,8 +76,8 @@ def start_with_backlog(agent, imds, *, events):
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.start()
     imds.wait_for_polls(2)
-    imds.show(document(2, "Scheduled", events))
-    imds.show(document(3, "Started", events))
+    imds.show(document(2, *events_of("Scheduled", events)))
+    imds.show(document(3, *events_of("Started", events)))
 
 
 def received(peer):
@@ -226,7 +223,7 @@ def test_records_that_a_stop_cannot_save_are_recreated_by_the_next_start(agent, 
     imds.wait_for_polls(2)
     with closing(sqlite3.connect(agent.state / "outbox-1.db", isolation_level=None)) as blocker:
         blocker.execute("BEGIN IMMEDIATE")
-        imds.show(document(2, "Scheduled", 200), polls=1)
+        imds.show(document(2, *events_of("Scheduled", 200)), polls=1)
         agent.wait_for(lambda: len(slow.received) > 20, timeout_seconds=30)
         agent.wait_for(lambda: "The outbox cannot be saved" in agent.log)
         stop_in_time(agent)

@@ -6,15 +6,9 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from bridge.testing import EventSpec, Simulator
+from bridge.testing import EventSpec
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.simulator.imds_api import Answer
-
-
-@pytest.fixture
-def azure():
-    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
-        yield simulator
 
 
 @pytest.fixture
