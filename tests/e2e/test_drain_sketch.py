@@ -71,16 +71,16 @@ def test_vm_stays_drained_during_the_impact_of_each_mock_server_event(agent, imd
     for scenario in PLAYED:
         # With the times of Azure, the impact begins just after NotBefore.
         notice = timedelta(0) if scenario.is_dev_timing or scenario.is_canceled else NOTICE - timedelta(seconds=1)
-        for status, _, document in server.play(scenario, datetime.now(timezone.utc) - notice):
+        for status, _, shown in server.play(scenario, datetime.now(timezone.utc) - notice):
             if status == "Chosen":
-                imds.show(document)
+                imds.show(shown)
                 continue
             until = "undrain" if status == "Over" else "drain"
-            shown = show(agent, imds, drained, document, until=until)
+            programs = show(agent, imds, drained, shown, until=until)
             # The mock server gives each status its own EventId, so each of them has an ending that repeats "undrain".
-            while shown[0] == last != until:
-                del shown[0]
-            assert shown == [until], (scenario, status)
+            while programs[0] == last != until:
+                del programs[0]
+            assert programs == [until], (scenario, status)
             last = until
     assert agent.stop() == 0
 
