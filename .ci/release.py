@@ -368,7 +368,7 @@ def install_archive(out: Path, version: str, directory: Path) -> None:
     """Install this machine's archive in a directory without a package index, and run it."""
     arch = next((arch for arch, machine in MACHINES.items() if machine == platform.machine()), None)
     if sys.platform != "linux" or arch is None:
-        say(f"No archive is for {platform.system()} on {platform.machine()}, so none was installed")
+        say(f"No archive supports {platform.system()} on {platform.machine()}, so none was installed")
         return
     stem = f"{NAME}-{version}-linux-{arch}"
     run("tar", "-C", directory, "-xzf", out.resolve() / f"{stem}.tar.gz")
@@ -421,8 +421,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     parts = {name: commands.add_parser(name) for name in ("check", "build", "verify", "publish")}
-    parts["check"].add_argument("--on", metavar="BRANCH", help="a branch that must have the commit")
-    parts["verify"].add_argument("--no-install", action="store_true", help="look at the files only")
+    parts["check"].add_argument("--on", metavar="BRANCH", help="a branch that must contain the commit")
+    parts["verify"].add_argument("--no-install", action="store_true", help="check only the files")
     for name in ("check", "publish"):
         parts[name].add_argument("--tag", required=name == "publish", help="v and the version")
     for name in ("build", "verify", "publish"):

@@ -3,9 +3,9 @@
 
     .ci/site.py SITE [--repository URL]
 
-A link into the site must find its page and its anchor. A link into the repository at URL, or to a file outside docs/,
-must find that file in this tree. The program does not use the network. For other sites, it reports only invalid
-addresses.
+A link within the site must lead to an existing page and anchor. A link to the repository at URL, or to a file outside
+docs/, must lead to an existing file in this tree. The program does not use the network. For links to other sites, it
+reports only invalid URLs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 _HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+")
-_CHARACTERS = re.compile(r"[!#-;=?-Z_a-z~\[\]]+")  # RFC 3986, and % for what is written with it
+_CHARACTERS = re.compile(r"[!#-;=?-Z_a-z~\[\]]+")  # RFC 3986, including % for percent-encoding
 _LINKS = {"href", "src"}
 
 
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def faults(site: Path, repository: str) -> Iterator[str]:
-    """Yield a sentence for each link of *site* that leads nowhere."""
+    """Yield an error message for each dead link in *site*."""
     site = site.resolve()
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
@@ -55,7 +55,7 @@ def faults(site: Path, repository: str) -> Iterator[str]:
 def _fault(link: str, path: Path, pages: dict[Path, Page], site: Path, repository: str) -> str:
     if repository and link.startswith(f"{repository}/blob/main/"):
         file = unquote(urlsplit(link.removeprefix(f"{repository}/blob/main/")).path)
-        return "" if (ROOT / file).exists() else "there is no such file in the repository"
+        return "" if (ROOT / file).exists() else "the repository does not contain this file"
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
         return _fault_of_another_site(link)
@@ -65,32 +65,30 @@ def _fault(link: str, path: Path, pages: dict[Path, Page], site: Path, repositor
         target /= "index.html"
     if target in pages:
         is_there = not parts.fragment or unquote(parts.fragment) in pages[target].anchors
-        return "" if is_there else f"{target.name} has no such anchor"
+        return "" if is_there else f"{target.name} does not contain this anchor"
     if site not in target.parents:  # a file outside docs/
         target = ROOT / target.relative_to(site.parent) if site.parent in target.parents else ROOT / ".nowhere"
-    return "" if target.exists() else "there is no such file"
+    return "" if target.exists() else "the file does not exist"
 
 
 def _fault_of_another_site(link: str) -> str:
     parts = urlsplit(link)
     is_here = parts.hostname in {"127.0.0.1", "localhost"}
     wrong = {
-        "only http and https lead to a page": parts.scheme not in {"http", "https"},
-        "it is not encrypted": parts.scheme == "http" and not is_here,
-        "its host is none": not is_here and not _HOST.fullmatch(parts.hostname or ""),
-        "it holds a login": "@" in parts.netloc,
-        "a character in it must be written with %": not _CHARACTERS.fullmatch(link),
+        "the scheme is not http or https": parts.scheme not in {"http", "https"},
+        "the scheme is http and not https": parts.scheme == "http" and not is_here,
+        "the host name is invalid": not is_here and not _HOST.fullmatch(parts.hostname or ""),
+        "the URL contains credentials": "@" in parts.netloc,
+        "a character must be percent-encoded": not _CHARACTERS.fullmatch(link),
     }
     return "; ".join(sentence for sentence, is_wrong in wrong.items() if is_wrong)
 
 
 def main() -> int:
     """Print the faults, and return whether there are any."""
-    parser = argparse.ArgumentParser(description="No link of a site may be dead.")
+    parser = argparse.ArgumentParser(description="Find dead links in the documentation site.")
     parser.add_argument("site", type=Path)
-    parser.add_argument(
-        "--repository", default="", help="The address of the repository, such as https://github.com/a/b"
-    )
+    parser.add_argument("--repository", default="", help="The URL of the repository, such as https://github.com/a/b")
     arguments = parser.parse_args()
     found = list(faults(arguments.site, arguments.repository.rstrip("/")))
     for fault in found:

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Writes the locks: each library of the agent and of its extras, and each of the portal, in one version, with the hashes
-# of its files for every Python and machine. Needs uv (pip install uv). Versions that are locked already stay unless they
-# no longer fit.
+# Writes the lock files of the agent with its extras, of the portal, and of the build tools. A lock file pins the version
+# of each library, and the hashes of its files for all Python versions and architectures. The script needs uv (pip install
+# uv). It changes a locked version only if the version is no longer compatible.
 #
 #   lock.sh              after a change of the dependencies in pyproject.toml
-#   lock.sh --upgrade    to the newest versions that fit
-#   lock.sh --check      change nothing, and fail when a lock is not what pyproject.toml asks for
+#   lock.sh --upgrade    upgrade to the newest compatible versions
+#   lock.sh --check      change nothing, and fail if a lock file does not match pyproject.toml
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,11 +13,11 @@ more=''
 case ${1-} in
   --check | '') ;;
   --upgrade) more=--upgrade ;;
-  *) printf 'lock.sh: there is no option %s\n' "$1" >&2; exit 2 ;;
+  *) printf 'lock.sh: Unknown option %s\n' "$1" >&2; exit 2 ;;
 esac
 
-# --no-config and --no-emit-index-url: a lock says nothing of the machine that wrote it.
-lock() { # for Python $1 and newer, into the file $2, what the rest says
+# With --no-config and --no-emit-index-url, a lock file does not depend on the settings of this machine.
+lock() { # lock the requirements in the other arguments for Python $1 and newer, and write the file $2
   python=$1 out=$2
   shift 2
   uv --no-config pip compile --quiet --universal --python-version "$python" --generate-hashes --no-emit-index-url \
@@ -34,14 +34,14 @@ if [ "${1-}" = --check ]; then
   agent=$scratch/agent.txt portal=$scratch/portal.txt
 fi
 lock 3.10 "$agent" --extra apprise --extra template --extra websocket pyproject.toml deploy/windows/requirements.in
-# What both need is in both in the same version.
+# Libraries that both files contain have the same version in both.
 lock 3.11 "$portal" --no-annotate --constraint deploy/artifact/requirements.txt --extra portal --extra portal-postgresql pyproject.toml
 if [ "${1-}" = --check ]; then
   cmp "$agent" deploy/artifact/requirements.txt
   cmp "$portal" deploy/portal/requirements.txt
 else
   for tools in deploy/artifact/tools .ci/release-tools; do
-    [ -f "$tools.in" ] || continue # an unpacked sdist makes no releases
+    [ -f "$tools.in" ] || continue # an sdist does not contain all of these files
     lock 3.10 "$tools.txt" "$tools.in"
   done
 fi

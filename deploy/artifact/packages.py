@@ -27,7 +27,7 @@ NAME = "scheduled-events-bridge"
 KINDS = ("deb", "rpm")
 #: Maps the architecture names of the kernel and of RPM to the names of Debian.
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
-#: The virtual environment that the installer creates in /opt.
+#: The size of the virtual environment that the installer creates in /opt.
 _UNPACKED_KILOBYTES = 46_000
 SUMMARY = "Forwards Azure scheduled events from this VM"
 
@@ -166,4 +166,4 @@ def run(command: Sequence[object], epoch: int) -> None:
         [str(word) for word in command], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise SystemExit(f"{command[0]} failed with exit code {done.returncode}: {done.stdout}{done.stderr}")

@@ -24,10 +24,10 @@ def main() -> str:
     try:
         listen = configured()
     except (OSError, ValueError, AttributeError) as error:
-        sys.stdout.write(f"Not asked: {CONFIG} cannot be read: {error}\n")
+        sys.stdout.write(f"Not checked: {CONFIG} cannot be read: {error}\n")
         return ""
     if not listen:
-        sys.stdout.write("Not asked: status.listen is off\n")
+        sys.stdout.write("Not checked: status.listen is off\n")
         return ""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
@@ -37,7 +37,7 @@ def main() -> str:
         answer = connection.getresponse()
         said = answer.read(2000).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        return f"No answer from {listen}: {error}"
+        return f"No response from {listen}: {error}"
     return "" if answer.status == http.HTTPStatus.OK else said
 
 

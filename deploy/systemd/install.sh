@@ -15,17 +15,20 @@
 #   --purge            with --uninstall: also remove the configuration, the state (with undelivered records), drop-ins,
 #                      and the user
 #
-# Before the service is changed, the service's user loads every library of the new version and checks the configuration. If the service then does not start, or if /readyz does not report ready
-# in time, the script restores and starts the previous version with the unit and config.toml from before this run, and exits with 1. A problem
-# that /readyz reported before the upgrade, such as a sink whose destination is down, does not count after it.
+# Before the script changes the service, the service's user loads every library of the new version and checks the
+# configuration. If the service then does not start, or if /readyz does not report ready in time, the script restores the
+# previous version, with the unit and config.toml from before this run. It then starts this version and exits with 1. The
+# script ignores a problem that /readyz reported before the upgrade, such as a sink whose destination is down.
 #
 # To install secrets before the first start, use --no-start (this creates the group), install the secrets, and run
-# systemctl start. A disabled service stays disabled and is restarted only if it runs. A masked service is not changed.
+# systemctl start. A disabled service stays disabled, and the script restarts it only if it is running. The script does not
+# change or start the unit of a masked service.
 #
 # Files, all below DIR:
 #   /opt/scheduled-events-bridge/venvs/TIME      the program; the previous version is kept
 #   /opt/scheduled-events-bridge/venv            a link to the current version, changed last
-#   /usr/local/bin/scheduled-events-bridge       a link to the command (of a package: /usr/bin); manual page and completions in /usr/local/share
+#   /usr/local/bin/scheduled-events-bridge       a link to the command; the manual page and the completions are in
+#                                                /usr/local/share. A package installs them in /usr
 #   /etc/scheduled-events-bridge/config.toml     written only if it does not exist, or with --config
 #   /etc/sysusers.d, /etc/systemd/system         the user and the unit; from systemd 254 on also the drop-in
 #                                                10-restart-steps.conf. Other drop-ins are not changed
@@ -288,7 +291,7 @@ from_an_index() {
   export PIP_NO_CACHE_DIR="${PIP_NO_CACHE_DIR:-1}"
   "$root$new/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --compile \
     "$source${extras:+[$extras]}" || return 1
-  # The service needs neither.
+  # The service does not need these packages.
   "$root$new/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes setuptools pip
 }
 

@@ -31,9 +31,9 @@ from typing import Any
 SERVICE = "scheduled-events-bridge.service"
 #: The agent does not need these modules, and their libraries might be missing.
 NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge.__main__", "bridge.portal")
-#: Two reasons are the same if they are equal after these substitutions: the name of a sink replaces its state, because
-#: both states mean that the destination accepts no records. Of IMDS, only the error remains, if IMDS responded. Ages do
-#: not count. The Ansible role contains the same substitutions.
+#: Two reasons are the same if they are equal after these substitutions. The first keeps only the name of a sink,
+#: because all of its states mean that the destination accepts no records. The second keeps only the error of IMDS. The
+#: third removes ages. The Ansible role contains the same substitutions.
 SAME_REASON = ((r"^(Sink \S+) .*", r"\1"), (r"^[^:]*\bIMDS\b[^:]*", "IMDS"), (r"[0-9.]+ s\b", ""))
 #: The oldest record of a stuck sink has waited for five minutes, which is longer than an upgrade takes. The role also
 #: ignores this reason.
@@ -113,7 +113,7 @@ def ask() -> tuple[Any, Any]:
     address = load(find_config(None, os.environ)).status.address
     if address is None or address[1] == 0:
         return None, None
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])  # noqa: S104  # not listened on
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])  # noqa: S104  # only for requests
     url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}/readyz"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), AnyStatus())
     try:

@@ -38,7 +38,7 @@ def _default(struct, name):
         ),
         pytest.param(DEPLOY, r"first poll may take (\d+) s", DEFAULTS.imds.first_timeout_seconds, id="first poll"),
         pytest.param(
-            UNIT, r"first poll, which may take (\d+) s", DEFAULTS.imds.first_timeout_seconds, id="the unit's "
+            UNIT, r"first poll, which can take (\d+) s", DEFAULTS.imds.first_timeout_seconds, id="the unit's "
         ),
         pytest.param(DEPLOY, r"`state.max_bytes` \((\d+) MiB", DEFAULTS.state.max_bytes / 2**20, id="max_bytes"),
         pytest.param(
