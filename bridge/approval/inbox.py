@@ -28,7 +28,7 @@ from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Approval, Transition, Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
-from bridge.outbox.approvals import MOST_OPEN_DECISIONS, KeepResult
+from bridge.outbox.approvals import MOST_OPEN_DECISIONS
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import StoredDecision
 
@@ -37,10 +37,7 @@ logger = logging.getLogger(__name__)
 _SAVE_SECONDS = 2.0
 _MOST_WAITING = 2_000
 _RETRY_SECONDS = 1.0
-_NOT_KEPT = {
-    KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used for another decision."),
-    KeepResult.TOO_OLD: (RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, "It was issued before the outbox was created."),
-}
+_REPLAYED = "Its jti was used for another decision."
 _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 
 
@@ -160,14 +157,9 @@ class DecisionInbox:
                 if (why is None or before.get(token) is not why) and not self._is_known(refused):
                     refusals.append(_refusal(refused, events))
         if decisions:
-            keep, created = approvals.keep_decisions, created_at.timestamp()
-            results, given_up = self._outbox.change(keep, decisions, created_at=created)
-            not_kept = [
-                (decision, *_NOT_KEPT[result])
-                for decision, result in zip(decisions, results, strict=True)
-                if result in _NOT_KEPT
-            ]
-            not_kept += [(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in given_up]
+            replayed, closed = self._outbox.change(approvals.keep_decisions, decisions)
+            not_kept = [(each, RefusalReason.REPLAYED, _REPLAYED) for each in replayed]
+            not_kept += [(each, RefusalReason.SUPERSEDED, _SURPLUS) for each in closed]
             for decision, reason, explained in not_kept:
                 message = (
                     f"The decision {decision.decision_id} signed by {decision.approver} does not count. {explained}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from enum import Enum
 
 import msgspec
 
@@ -32,16 +31,6 @@ DISABLED_FILE = "approvals.disabled"
 MOST_OPEN_DECISIONS = 1_000
 """The limit for each signing key. Above this limit, the agent closes the oldest approve decisions, and then holds."""
 _SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
-
-
-class KeepResult(Enum):
-    """The result of storing one decision."""
-
-    NEW = "new"
-    KNOWN = "known"
-    REPLAYED = "replayed"
-    """Another decision used the same ID (jti)."""
-    TOO_OLD = "too_old"
 
 
 def read_state(state: State) -> ApprovalState:
@@ -76,31 +65,28 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 
 
 def keep_decisions(
-    state: State, decisions: Sequence[StoredDecision], *, created_at: float
-) -> tuple[list[KeepResult], list[StoredDecision]]:
-    """Store new decisions. Return their results, and the decisions that had to be closed.
+    state: State, decisions: Sequence[StoredDecision]
+) -> tuple[list[StoredDecision], list[StoredDecision]]:
+    """Store new decisions. Return the decisions that reuse an ID, and the decisions that had to be closed.
+
+    The function does not store a decision if another decision has the same ID (jti).
 
     A key can have up to `MOST_OPEN_DECISIONS` open decisions. The function closes the decisions beyond this limit, the
     oldest approvals first.
-
-    Approvals issued before the outbox was created (*created_at*, Unix seconds) are rejected, because the agent might
-    have acted on them before it lost an earlier outbox. Holds are stored regardless of their age.
     """
-    results = []
-    for decision in decisions:
-        is_old = decision.issued_at < created_at * 1_000_000 and decision.verdict is not Verdict.HOLD
-        results.append(KeepResult.TOO_OLD if is_old else _keep(state, decision))
-    return results, [closed for key in dict.fromkeys(map(_key, decisions)) for closed in _close_surplus(state, key)]
+    replayed = [each for each in decisions if not _keep(state, each)]
+    return replayed, [closed for key in dict.fromkeys(map(_key, decisions)) for closed in _close_surplus(state, key)]
 
 
-def _keep(state: State, decision: StoredDecision) -> KeepResult:
+def _keep(state: State, decision: StoredDecision) -> bool:
+    """Store *decision* unless it is stored already. Return False if another decision has its ID."""
     known = find_decision(state, decision.source, decision.approver, decision.decision_id)
     if known is not None:
-        return KeepResult.KNOWN if known.payload_sha256 == decision.payload_sha256 else KeepResult.REPLAYED
+        return known.payload_sha256 == decision.payload_sha256
     arrival = max(int(state.get("last_arrival") or 0), *state.decisions.rows, 0) + 1
     state.put("last_arrival", str(arrival))
     state.decisions.put(msgspec.structs.replace(decision, arrival=arrival))
-    return KeepResult.NEW
+    return True
 
 
 def _key(decision: StoredDecision) -> tuple[str, str, str | None]:

@@ -224,7 +224,7 @@ def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collecti
             if delivery.state in NEEDED:
                 state.put_delivery(msgspec.structs.replace(delivery, sequence=place))
     holds = [row for row in approvals.open_decisions(other) if row.state is DecisionStage.ON_HOLD]
-    approvals.keep_decisions(state, holds, created_at=0.0)
+    approvals.keep_decisions(state, holds)
     return len(new)
 
 

@@ -138,7 +138,7 @@ class _Child:
             expires_at=2.0**40,
             received_at=0.0,
         )
-        self._outbox.change(approvals.keep_decisions, [decision], created_at=0.0)
+        self._outbox.change(approvals.keep_decisions, [decision])
 
     def save(self, seconds: float = 30.0) -> bool:
         return self._outbox.wait_saved(seconds)

@@ -75,7 +75,7 @@ def test_reading_does_not_make_the_agent_replace_its_file(kit, outbox, ask):
 
 def test_decision_is_stored_unless_another_hold_exists(kit, outbox, ask, woken):
     kit.commit(outbox, kit.event())
-    outbox.change(keep_decisions, [hold()], created_at=0.0)
+    outbox.change(keep_decisions, [hold()])
     decision = cli_decision(approver="me", decision_id="d", event=kit.event())
     [other] = ask(decide, decision=decision)
     assert ask(find_decision, approver="me", decision_id="d") is None

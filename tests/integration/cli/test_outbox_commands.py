@@ -284,7 +284,7 @@ def test_import_of_a_recovered_copy_adds_pending_records_and_holds_once(stage, k
     old.commit(lost, old.event("E-8"), old.event("E-9"), old.event("E-10"))
     old.settle(lost, "a", 1)
     old.settle(lost, "b", 1, 2, 3)
-    lost.change(approvals.keep_decisions, [hold(old)], created_at=0.0)
+    lost.change(approvals.keep_decisions, [hold(old)])
     assert lost.close()
     recovered(old.directory / "outbox-1.db", tmp_path / "recovered.db")
     stage.ready()
