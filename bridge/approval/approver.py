@@ -229,7 +229,7 @@ class Approver:
         state = self._outbox.read(approvals.read_state)
         self._write(Changes(), state.stream_id)  # the records about refusals that are due
         self._wants_answer = (
-            self._rules.is_waiting
+            bool(self._settings.rules and self._events)  # a rule can still act
             or any(each.state is not DecisionStage.ON_HOLD for each in state.decisions)
             or any(each.state in OPEN_STAGES for each in state.approvals.values())
         )
@@ -285,14 +285,14 @@ class Approver:
     def _post(self, approval: PendingApproval, stream_id: str) -> None:
         """Save the attempt, check the document, send StartRequests, and record the outcome."""
         now = self._clock.timestamp()
-        ready = self._outbox.change(approvals.begin_attempt, stream_id, [approval], now=now)
-        if not ready:
+        begun = self._outbox.change(approvals.begin_attempt, stream_id, approval, now=now)
+        if begun is None:
             return
         self.loop_watch.expect_call_within(_STEP_SECONDS + 2 * self._imds_timeout_seconds)
         look = self._submitter.last_look() if self._outbox.wait_saved(_SAVE_SECONDS) else None
-        if look is not None and self._is_confirmed(ready[0], *look):
+        if look is not None and self._is_confirmed(begun, *look):
             with self._posting:
-                self._write(self._submitter.post(ready[0], look[0]), stream_id)
+                self._write(self._submitter.post(begun, look[0]), stream_id)
             return
         self._submitter.withhold(approval, "The outbox is not saved, or the newest document does not allow it.")
         self._write(Changes(approvals=[approval]), stream_id)  # without a request, the attempt does not count

@@ -23,7 +23,7 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
 from bridge.events.record import Transition
-from bridge.outbox.rows import ApprovalStage, ApprovalState, EventVersion, PendingApproval
+from bridge.outbox.rows import OPEN_STAGES, ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
 
@@ -36,8 +36,6 @@ class RuleEngine:
         self._vm = vm
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
-        self.is_waiting = False
-        """True if a rule might still act on an event."""
 
     def rule_behind(self, approval: PendingApproval, index: DocumentIndex) -> RuleSettings | None:
         """Return the rule that started *approval*, if it is still the first to match the event."""
@@ -53,12 +51,12 @@ class RuleEngine:
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
         self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
-        self.is_waiting = bool(self._settings.rules and index.events)
+        may_match = bool(self._settings.rules and index.events)
         has_begun = any(each.source.startswith(_PREFIX) for each in state.approvals.values())
-        if not (self.is_waiting or has_begun) or self._vm().name is None:
+        if not (may_match or has_begun) or self._vm().name is None:
             return result
         self._withdraw_stale(state, index, result)
-        if not (self.is_waiting and may_begin()):
+        if not (may_match and may_begin()):
             return result
         holds = newest_holds(state.decisions)
         for key in index.digests.items():
@@ -90,10 +88,8 @@ class RuleEngine:
 
     def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Changes) -> None:
         for approval in state.approvals.values():
-            is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
-            if not is_open or not approval.source.startswith(_PREFIX) or approval.event_id in index.unsettled:
-                continue
-            if self.rule_behind(approval, index) is not None:
+            is_of_rule = approval.state in OPEN_STAGES and approval.source.startswith(_PREFIX)
+            if not is_of_rule or approval.event_id in index.unsettled or self.rule_behind(approval, index) is not None:
                 continue
             result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.WITHDRAWN))
             why, message = RefusalReason.SUPERSEDED, "The rule of this approval was removed, or no longer matches."

@@ -110,10 +110,8 @@ class Submitter:
         """
         try:
             status = self._imds.start_requests([approval.event_id], document=document)
-        except ImdsStatus as error:
-            return self._failed(approval, error, status=error.status, retry_after=error.retry_after_seconds)
         except ImdsError as error:
-            return self._failed(approval, error, status=None, retry_after=None)
+            return self._failed(approval, error)
         return self._accepted(approval, status)
 
     def _accepted(self, approval: PendingApproval, status: int) -> Changes:
@@ -127,9 +125,9 @@ class Submitter:
         result.update_decisions(posted.arrivals, DecisionStage.FOLLOWED, accepted.value, message)
         return result
 
-    def _failed(
-        self, approval: PendingApproval, error: ImdsError, *, status: int | None, retry_after: float | None
-    ) -> Changes:
+    def _failed(self, approval: PendingApproval, error: ImdsError) -> Changes:
+        status = error.status if isinstance(error, ImdsStatus) else None
+        retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
         self._log.problem(
             approval.key,
             logging.WARNING,

@@ -67,9 +67,9 @@ def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
 def keep_decisions(
     state: State, decisions: Sequence[StoredDecision]
 ) -> tuple[list[StoredDecision], list[StoredDecision]]:
-    """Store new decisions. Return the decisions that reuse an ID, and the decisions that had to be closed.
+    """Store new decisions. Return the replayed decisions and the closed decisions.
 
-    The function does not store a decision if another decision has the same ID (jti).
+    A replayed decision has the ID (jti) of another decision, and is not stored.
 
     A key can have up to `MOST_OPEN_DECISIONS` open decisions. The function closes the decisions beyond this limit, the
     oldest approvals first.
@@ -79,7 +79,7 @@ def keep_decisions(
 
 
 def _keep(state: State, decision: StoredDecision) -> bool:
-    """Store *decision* unless it is stored already. Return False if another decision has its ID."""
+    """Store *decision* if it is new. Return False if another decision has its ID."""
     known = find_decision(state, decision.source, decision.approver, decision.decision_id)
     if known is not None:
         return known.payload_sha256 == decision.payload_sha256
@@ -145,24 +145,19 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
             state.decisions.put(msgspec.structs.replace(row, **msgspec.structs.asdict(update)))
 
 
-def begin_attempt(
-    state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
-) -> list[PendingApproval]:
-    """Count an attempt for each approval that can be sent, and return these approvals.
+def begin_attempt(state: State, stream_id: str, approval: PendingApproval, *, now: float) -> PendingApproval | None:
+    """Count an attempt, and return the changed approval.
 
-    The function skips an approval if it is no longer wanted or if a new hold applies to its event.
+    If *approval* is no longer wanted or a new hold applies to its event, return None.
     """
-    held = {
+    new_holds = {
         each.event_id
         for each in open_decisions(state)
         if each.verdict is Verdict.HOLD and each.state is DecisionStage.NEW
     }
-    ready = [
-        msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, changed_at=now)
-        for approval in approvals
-        if (known := state.approvals.rows.get(approval.key)) is not None
-        and known.state is ApprovalStage.WANTED
-        and known.event_id not in held
-    ]
-    write_changes(state, stream_id, approvals=ready)
-    return ready
+    known = state.approvals.rows.get(approval.key)
+    if known is None or known.state is not ApprovalStage.WANTED or known.event_id in new_holds:
+        return None
+    begun = msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, changed_at=now)
+    write_changes(state, stream_id, approvals=[begun])
+    return begun

@@ -114,8 +114,8 @@ def test_hold_before_the_attempt_is_stored_prevents_the_request(kit):
     kit.see(kit.event())
     # The hold is stored and not evaluated yet. No request may be sent.
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
-    stream_id, now = kit.approval_state.stream_id, kit.now().timestamp()
-    assert kit.outbox.change(approvals.begin_attempt, stream_id, kit.approvals, now=now) == []
+    stream_id, (approval,), now = kit.approval_state.stream_id, kit.approvals, kit.now().timestamp()
+    assert kit.outbox.change(approvals.begin_attempt, stream_id, approval, now=now) is None
 
 
 def test_second_approval_of_an_approved_event_is_recorded_but_not_sent(kit):
