@@ -24,7 +24,7 @@ import requests
 from msgspec import Meta
 
 from bridge import strict_json
-from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential
+from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, secret_token
 from bridge.approval.files import is_disabled
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
@@ -32,7 +32,7 @@ from bridge.errors import DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.retry_after import retry_after_seconds
 from bridge.http.session import DeadlineSession, ResponseUnread
-from bridge.system.access_tokens import AttestedToken, RenewedToken
+from bridge.system.access_tokens import AccessToken, AttestedToken, RenewedToken, token_of
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 #: The deadline of a request is the time that the portal can wait (`wait_seconds`) plus this grace period.
@@ -120,7 +120,11 @@ class PortalClient:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
         if remote.credential is not None:
             token = self._attested_token(document)
-        self._credential = PortalCredential(remote, token)
+        elif remote.entra_scope is not None:
+            token = token_of(remote.entra_scope, key="approval.remote.entra_scope")
+        self._renewed = token
+        self._shown: AccessToken | None = None
+        """The token of the last request, if the agent renews the token."""
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return the decisions for *vm_id* after *index*.
@@ -129,7 +133,7 @@ class PortalClient:
         PortalFailed or CredentialFailed.
         """
         headers = {"Accept": "application/json"}
-        token = self._credential.bearer()
+        token = self.bearer()
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         if self._agent is not None:
@@ -151,7 +155,10 @@ class PortalClient:
 
     def bearer(self) -> str | None:
         """Return the bearer token, or None if no token is configured. Raises CredentialFailed."""
-        return self._credential.bearer()
+        if self._renewed is None:
+            return secret_token(self._remote)
+        self._shown = self._renewed.current(wait_seconds=TOKEN_DEADLINE_SECONDS)
+        return self._shown.token
 
     def drop_connections(self) -> None:
         """Close idle connections after a failure. A new connection might reach a working server."""
@@ -159,7 +166,8 @@ class PortalClient:
 
     def close(self) -> None:
         """Cancel the current request. If the client is waiting for a token, stop waiting."""
-        self._credential.close()
+        if self._renewed is not None:
+            self._renewed.close()
         self._session.close()
         if self._token_session is not None:
             self._token_session.close()
@@ -223,7 +231,9 @@ class PortalClient:
 
     def _refuse(self, response: requests.Response) -> NoReturn:
         status = response.status_code
-        has_new_token = status in _REFUSED and self._credential.refuse()
+        has_new_token = False
+        if status in _REFUSED and self._renewed is not None and self._shown is not None:
+            has_new_token = self._renewed.refuse(self._shown)
         advice = _ADVICE.get(status, "")
         if status in _REFUSED and self._remote.credential is not None:
             advice = "The agent requests another token." if has_new_token else _REFUSED_AGAIN
