@@ -19,7 +19,6 @@ from functools import partial
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.config.settings import SinkSettings
 from bridge.delivery.batcher import Batching, new_rows, next_batch
-from bridge.delivery.refresher import find_refreshes, send_again
 from bridge.delivery.refusals import Refusals, configuration_digest
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 from bridge.delivery.sender import Sender, SinkThread
@@ -254,9 +253,11 @@ class DeliveryWorker:
         if not (self._outbox.is_trusted and self._has_seen_document()):
             return _NO_DOCUMENT_SECONDS
         now = self._clock.timestamp()
-        due, seconds = self._outbox.read(find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds)
+        due, seconds = self._outbox.read(
+            deliveries.find_refreshes, self.name, now=now, every_seconds=self._refresh_seconds
+        )
         if due:
-            self._outbox.change(send_again, self.name, due, now=now)
+            self._outbox.change(deliveries.send_again, self.name, due, now=now)
         return seconds
 
     def _warm_up(self, thread: SinkThread) -> float:
