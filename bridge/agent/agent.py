@@ -285,11 +285,11 @@ class Agent:
         if self._sampler.is_near:
             write_stamp(self._directory, Stamp(at=time.time(), boot_id=boot_id()))
         self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)
-        self._run_every(_TEND_SECONDS, "workers", self._start_missing_workers)
+        self._run_every(_TEND_SECONDS, "workers", lambda: self.pool.start_missing(self._settings.sinks))
         heartbeat_seconds = self._settings.heartbeat.interval_seconds
         if heartbeat_seconds:
             self._run_every(heartbeat_seconds, "heartbeat", self._send_heartbeat)
-        self._run_every(_FORGET_SECONDS, "old events", self._forget_events)
+        self._run_every(_FORGET_SECONDS, "old events", lambda: self.outbox.change(retention.forget_old, time.time()))
 
     def _run_every(self, seconds: float, name: str, task: Callable[[], object]) -> None:
         now = time.monotonic()
@@ -308,12 +308,6 @@ class Agent:
         last = self.poller.incarnation
         heartbeat = new_record(Transition.HEARTBEAT, utc_now(), incarnation=last, previous_incarnation=last)
         self.outbox.append([heartbeat])
-
-    def _start_missing_workers(self) -> None:
-        self.pool.start_missing(self._settings.sinks)
-
-    def _forget_events(self) -> None:
-        self.outbox.change(retention.forget_old, time.time())
 
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless polling is overdue.
