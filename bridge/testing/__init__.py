@@ -3,7 +3,7 @@
 - `simulator` simulates the Azure Instance Metadata Service (IMDS). `bridge.testing` exports its public names.
 - `contract` and `http_contract` contain the tests that every sink must pass.
 - `peers` and `http_peer` contain simulated destinations for tests of sinks.
-- `records` returns sample records, and `sinks` contains a sink with scripted results.
+- `records` returns sample records.
 - `calls` and `watching` are private modules for the tests in `contract`.
 """
 

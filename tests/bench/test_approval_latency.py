@@ -22,7 +22,7 @@ def test_decision_reaches_azure_within_50_ms(tmp_path):
                 "imds": {"endpoint": azure.endpoint},
                 "status": {"listen": ""},
                 "approval": {"remote": remote},
-                "sinks": [{"type": "bridge.testing.sinks:ScriptedSink", "name": "memory", "box": "approval-latency"}],
+                "sinks": [{"type": "scripted_sink:ScriptedSink", "name": "memory", "box": "approval-latency"}],
             }
         )
         agent = Agent(settings, tmp_path / "state")

@@ -159,7 +159,7 @@ def running_agent(directory: Path, azure: Simulator, **tables: object) -> Iterat
 
 
 def memory() -> dict[str, str]:
-    return {"type": "bridge.testing.sinks:ScriptedSink", "name": "memory", "box": "trace"}
+    return {"type": "scripted_sink:ScriptedSink", "name": "memory", "box": "trace"}
 
 
 def announce(azure: Simulator) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from outbox_kit import OutboxKit, counts_of
+from scripted_sink import Box, ScriptedSink
 
 from bridge.clock import Clock
 from bridge.config.settings import SinkSettings
@@ -21,7 +22,6 @@ from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.sink import Sink, SinkConfig
-from bridge.testing.sinks import Box, ScriptedSink
 
 #: How long a test waits for work that takes milliseconds, on a machine that is busy with other tests.
 SOON_SECONDS = 30.0

@@ -1,8 +1,7 @@
 """How a worker drains a backlog."""
 
 import pytest
-
-from bridge.testing.sinks import ScriptedSink
+from scripted_sink import ScriptedSink
 
 MIB = 1024 * 1024
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from delivery_kit import DeliveryKit
 from outbox_kit import append
+from scripted_sink import Box, ScriptedSink
 
 from bridge.events.event import Document
 from bridge.events.record import Approval
-from bridge.testing.sinks import Box, ScriptedSink
 
 EVERY_SECONDS = 60.0
 

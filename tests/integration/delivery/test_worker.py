@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 from delivery_kit import always, ids
+from scripted_sink import ScriptedSink
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
-from bridge.testing.sinks import ScriptedSink
 
 
 class OneEventABatch(ScriptedSink):

@@ -5,12 +5,12 @@ import threading
 import msgspec
 import pytest
 from delivery_kit import SOON_SECONDS, DeliveryKit
+from scripted_sink import ScriptedSink
 
 from bridge.config.settings import SinkSettings
 from bridge.delivery.pool import WorkerPool
 from bridge.events.event import Document
 from bridge.metrics.metrics import Metrics
-from bridge.testing.sinks import ScriptedSink
 
 
 class Hangs(ScriptedSink):
