@@ -1,23 +1,19 @@
 """The CloudEvent of the webhook and eventhubs sinks: its attributes and its record."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
-from bridge.sink import Transition, TransitionRecord, VmIdentity, encode
+from bridge.sink import Transition, VmIdentity, encode
 from bridge.testing.records import VM, sample_event, sample_record
 from sinks.cloudevent import cloud_event_bytes
 
 
-def decoded(record: TransitionRecord) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(cloud_event_bytes(record))
-    return event
+def decoded(record):
+    return json.loads(cloud_event_bytes(record))
 
 
-def test_data_contains_the_record_of_every_transition() -> None:
+def test_data_contains_the_record_of_every_transition():
     for transition in Transition:
         record = sample_record(
             3, transition=transition, event=None if transition is Transition.HEARTBEAT else sample_event()
@@ -25,7 +21,7 @@ def test_data_contains_the_record_of_every_transition() -> None:
         assert decoded(record)["data"] == json.loads(encode(record))
 
 
-def test_sequence_sorts_as_text() -> None:
+def test_sequence_sorts_as_text():
     texts = [decoded(sample_record(number))["sequence"] for number in (9, 10, 99, 100, 2**63)]
     assert texts == sorted(texts)
 
@@ -40,10 +36,10 @@ def test_sequence_sorts_as_text() -> None:
         (VmIdentity(), "/vm/unknown"),
     ],
 )
-def test_source_is_the_resource_id_or_the_name(vm: VmIdentity, source: str) -> None:
+def test_source_is_the_resource_id_or_the_name(vm, source):
     assert decoded(sample_record(vm=vm))["source"] == source
 
 
-def test_attribute_without_a_value_is_omitted() -> None:
+def test_attribute_without_a_value_is_omitted():
     assert "subject" not in decoded(sample_record(event=None, transition=Transition.HEARTBEAT))
     assert "subject" not in decoded(sample_record(event=sample_event(event_id=None)))

@@ -1,7 +1,5 @@
 """The contract suite itself: a correct sink passes, and each faulty sink fails."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import uuid

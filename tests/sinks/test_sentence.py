@@ -1,7 +1,5 @@
 """The one-line summary of a record for people."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -12,28 +10,28 @@ from sinks.sentence import sentence
 from sinks.webhook.alerts import details, summary
 
 
-def test_sentence_contains_the_vm_the_times_and_the_impact() -> None:
+def test_sentence_contains_the_vm_the_times_and_the_impact():
     assert sentence(record()) == (
         "2026-11-20T11:00:05.000Z scheduled: Freeze of this VM (WestNO_0), not before 2026-11-20 11:15:00 UTC. "
         "Host server is undergoing maintenance. Impact 5 s"
     )
 
 
-def test_sentence_of_an_ending_contains_the_evidence() -> None:
+def test_sentence_of_an_ending_contains_the_evidence():
     said = sentence(record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
     assert " canceled (inferred): Freeze of" in said
     assert "not before" not in said
 
 
 @pytest.mark.parametrize("text", [sentence, summary, details])
-def test_messages_omit_the_remaining_time_and_endings_omit_not_before(text) -> None:
+def test_messages_omit_the_remaining_time_and_endings_omit_not_before(text):
     assert len({text(record(notice_seconds=seconds)) for seconds in (900.0, 5.0, -60.0, None)}) == 1
     endings = [text(record(transition=each)) for each in Transition if each.is_ending]
     assert len(endings) == 3
     assert not [ending for ending in endings if "not before" in ending]
 
 
-def test_sentence_recommends_a_redeploy_before_a_predicted_failure() -> None:
+def test_sentence_recommends_a_redeploy_before_a_predicted_failure():
     ahead = timedelta(days=6, hours=23).total_seconds()
     fields = {"event_type": "Redeploy", "event_source": "Platform"}
     assert "A hardware failure is predicted: Microsoft recommends" in sentence(
@@ -45,19 +43,19 @@ def test_sentence_recommends_a_redeploy_before_a_predicted_failure() -> None:
     )
 
 
-def test_sentence_of_a_user_event_mentions_the_approval() -> None:
+def test_sentence_of_a_user_event_mentions_the_approval():
     assert "An approval starts the event now" in sentence(record(event=event(event_source="User")))
     started = event(event_source="User", event_status="Started")
     assert "An approval" not in sentence(record(event=started, transition=Transition.STARTED))
 
 
-def test_sentence_marks_an_unreadable_not_before() -> None:
+def test_sentence_marks_an_unreadable_not_before():
     said = sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="soon")))
     assert "not before 'soon' (unreadable)" in said
     assert "not before" not in sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="")))
 
 
-def test_sentence_escapes_line_breaks_and_terminal_sequences() -> None:
+def test_sentence_escapes_line_breaks_and_terminal_sequences():
     said = sentence(record(event=event(description="a\n2026 canceled\x1b[31m\x9b\u2028\ud800")))
     assert "\\n2026 canceled\\x1b[31m\\x9b\\u2028\\ud800" in said
     assert said.isprintable()

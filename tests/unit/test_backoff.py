@@ -10,11 +10,11 @@ chances = st.floats(min_value=0, max_value=1, exclude_max=True)
 attempts = st.integers(min_value=0, max_value=100_000)
 
 
-def longest() -> float:
+def longest():
     return 1.0
 
 
-def shortest() -> float:
+def shortest():
     return 0.0
 
 

@@ -3,8 +3,6 @@
 The test calls no service, so that the result is reproducible and independent of proxies.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version

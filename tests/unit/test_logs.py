@@ -1,7 +1,5 @@
 """Each log event is one line, and logging never blocks the agent."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -9,8 +7,6 @@ import pty
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from least_time import least
@@ -19,53 +15,53 @@ from bridge.logs import JournalFormatter, JsonFormatter, LineFormatter, Throttle
 from bridge.testing.simulator.clock import ManualClock
 
 LOGGER = logging.getLogger("tests.logs")
-CYCLE: dict[str, object] = {}
+CYCLE = {}
 CYCLE["itself"] = CYCLE
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def report(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> Iterator[ThrottledLog]:
+def report(clock, caplog):
     with caplog.at_level(logging.DEBUG, logger="tests.logs"):
         yield ThrottledLog(LOGGER, clock=clock.clock)
 
 
-def run(code: str, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[bytes]:
+def run(code, env, **options):
     code = "import logging, sys, time; from bridge.logs import configure; log = logging.getLogger('a.b')\n" + code
     options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "timeout": 60, **options}
-    return subprocess.run([sys.executable, "-c", code], env=env, check=True, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([sys.executable, "-c", code], env=env, check=True, **options)
 
 
-def lines(err: bytes) -> list[dict[str, object]]:
+def lines(err):
     return [json.loads(line) for line in err.splitlines()]
 
 
-def made(message: str, **fields: object) -> logging.LogRecord:
+def made(message, **fields):
     values = {"name": "a", "levelno": 30, "levelname": "WARNING", "msg": message, **fields}
     return logging.makeLogRecord(values)
 
 
-def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, str]) -> None:
+def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env):
     done = run("configure(); log.warning('try %d', 2, extra={'sink': 'x', 'tags': {'a'}}); log.debug('no')", agent_env)
     (line,) = lines(done.stderr)
-    assert line.pop("time", "").endswith("Z")  # type: ignore[attr-defined]
+    assert line.pop("time", "").endswith("Z")
     assert line == {"level": "WARNING", "logger": "a.b", "message": "try 2", "sink": "x", "tags": ["a"]}
     assert done.stdout == b""
 
 
 @pytest.mark.parametrize("odd", [float("nan"), {(1, 2): 3}, {"again": CYCLE}], ids=["NaN", "key", "cycle"])
-def test_field_that_json_does_not_support_loses_no_line(odd: object) -> None:
+def test_field_that_json_does_not_support_loses_no_line(odd):
     record = made("calm", odd=odd, sink="x")
     found = json.loads(JsonFormatter().format(record), parse_constant=pytest.fail)
     assert (found["message"], found["sink"], found["odd"]) == ("calm", "x", str(odd))
     assert JournalFormatter().format(record).startswith("<4>calm odd=")
 
 
-def test_journal_lines_have_a_priority_and_no_time(agent_env: dict[str, str]) -> None:
+def test_journal_lines_have_a_priority_and_no_time(agent_env):
     code = (
         "configure(form='journal'); log.info('calm', extra={'sinks': ['a', 'b'], 'why': 'two words', 'is_on': True, "
         "'lost': {'rows': 2}, 'vm': None, 'names': [], 'reason': ''})\n"
@@ -80,7 +76,7 @@ def test_journal_lines_have_a_priority_and_no_time(agent_env: dict[str, str]) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a journal")
-def test_journal_is_detected_only_by_its_stream(agent_env: dict[str, str], tmp_path: Path) -> None:
+def test_journal_is_detected_only_by_its_stream(agent_env, tmp_path):
     file = tmp_path / "journal"
     for is_same, begins in ((True, "<6>calm"), (False, "{")):
         with file.open("wb") as stream:
@@ -90,7 +86,7 @@ def test_journal_is_detected_only_by_its_stream(agent_env: dict[str, str], tmp_p
         assert file.read_text().startswith(begins)
 
 
-def test_exception_is_one_field(agent_env: dict[str, str]) -> None:
+def test_exception_is_one_field(agent_env):
     code = "configure()\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('it broke')"
     (line,) = lines(run(code, agent_env).stderr)
     assert line["level"] == "ERROR"
@@ -98,13 +94,13 @@ def test_exception_is_one_field(agent_env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("close", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
-def test_closed_standard_error_does_not_affect_the_agent(agent_env: dict[str, str], close: str) -> None:
+def test_closed_standard_error_does_not_affect_the_agent(agent_env, close):
     first, then = (close, "configure()") if close.endswith("None") else ("configure()", close)
     done = run(f"import os; {first}; {then}; log.error('lost %s'); log.error('x', 1); print('alive')", agent_env)
     assert done.stdout == b"alive\n"
 
 
-def test_stalled_reader_delays_neither_the_agent_nor_its_exit(agent_env: dict[str, str]) -> None:
+def test_stalled_reader_delays_neither_the_agent_nor_its_exit(agent_env):
     reader, writer = os.pipe()
     code = (
         "configure(); before = time.monotonic()\n"
@@ -119,11 +115,11 @@ def test_stalled_reader_delays_neither_the_agent_nor_its_exit(agent_env: dict[st
     os.close(reader)
 
 
-def test_dropped_lines_are_counted(agent_env: dict[str, str]) -> None:
+def test_dropped_lines_are_counted(agent_env):
     code = "configure()\nfor n in range(5000): log.error('x' * 200)\nprint('full', flush=True)\nsys.stdin.readline()"
     command = "import logging, sys; from bridge.logs import configure; log = logging.getLogger('a')\n" + code
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", command], env=agent_env, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-c", command], env=agent_env, **pipes) as process:
         assert process.stdout.readline() == b"full\n"
         _, err = process.communicate(b"\n", timeout=60)
     seen = lines(err)
@@ -132,7 +128,7 @@ def test_dropped_lines_are_counted(agent_env: dict[str, str]) -> None:
     assert sum(line["level"] == "ERROR" for line in seen) + dropped == 5000
 
 
-def terminal(code: str, env: dict[str, str]) -> str:
+def terminal(code, env):
     """Return what *code* writes to a terminal that is its standard error."""
     ours, theirs = pty.openpty()
     try:
@@ -143,22 +139,20 @@ def terminal(code: str, env: dict[str, str]) -> str:
         os.close(ours)
 
 
-def test_terminal_gets_short_coloured_lines(agent_env: dict[str, str]) -> None:
+def test_terminal_gets_short_coloured_lines(agent_env):
     env = {**agent_env, "TERM": "xterm"}
     env.pop("NO_COLOR", None)
     shown = terminal("configure(); log.warning('slow', extra={'sink': 'x'})", env)
     assert "\x1b[33mWARNING\x1b[0m slow sink=x" in shown
 
 
-def test_remote_text_cannot_inject_log_lines_or_terminal_escapes() -> None:
+def test_remote_text_cannot_inject_log_lines_or_terminal_escapes():
     line = LineFormatter(colour=False).format(made("a\n12:00:00 ERROR b\x1b[2J\ud800", body="\x9b\r"))
     assert line.isprintable()
     assert "\\n12:00:00" in line
 
 
-def test_same_error_is_logged_once_and_counted(
-    report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_same_error_is_logged_once_and_counted(report, clock, caplog):
     for attempt in range(5):
         report.problem("poll", logging.WARNING, "refused", attempt=attempt)
         clock.advance(10)
@@ -172,9 +166,7 @@ def test_same_error_is_logged_once_and_counted(
     assert (last["failures"], last["lasted_seconds"], last["sink"]) == (5, 50.0, "x")
 
 
-def test_failure_with_varying_message_is_logged_once(
-    report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failure_with_varying_message_is_logged_once(report, clock, caplog):
     for attempt in range(5):
         report.problem("sink", logging.WARNING, f"503: request {attempt}", kind="status_503")
         clock.advance(10)
@@ -182,9 +174,7 @@ def test_failure_with_varying_message_is_logged_once(
     assert [entry.getMessage() for entry in caplog.records] == ["503: request 0", "No response."]
 
 
-def test_repeated_error_is_logged_again_hourly_with_its_count(
-    report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_repeated_error_is_logged_again_hourly_with_its_count(report, clock, caplog):
     for _ in range(7201):
         report.problem("a", logging.WARNING, "refused")
         clock.advance(1)
@@ -194,7 +184,7 @@ def test_repeated_error_is_logged_again_hourly_with_its_count(
     ]
 
 
-def test_shutdown_waits_at_most_half_a_second_for_a_stalled_reader(agent_env: dict[str, str]) -> None:
+def test_shutdown_waits_at_most_half_a_second_for_a_stalled_reader(agent_env):
     reader, writer = os.pipe()
     code = (
         "configure(form='json')\nfor n in range(5000): log.error('x' * 200)\n"

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bridge.text import duration, escaped, nearest, one_line

@@ -1,7 +1,5 @@
 """The push of the agent's metrics to an OTLP receiver: a receiver that fails never affects the agent."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The poller with `credential = "attested"`: it sends the token of the portal, renews it, and never hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -1,7 +1,5 @@
 """The poller's connections: certificates, tokens, proxies, and the end of requests that hang."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

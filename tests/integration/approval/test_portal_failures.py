@@ -1,7 +1,5 @@
 """After each portal failure, the poller continues, discards the response, and logs the failure once."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """The poller sends the requests of PROTOCOL.md and passes on every decision."""
 
-from __future__ import annotations
-
 import threading
 
 from poller_kit import (
@@ -33,7 +31,7 @@ def test_request_matches_the_protocol(portal, start, tmp_path):
 
 
 def test_poller_waits_while_the_vm_id_is_unknown(portal, desk, start):
-    known: list[str] = []
+    known = []
     asked = threading.Semaphore(0)
     portal.put(VM, "a")
 

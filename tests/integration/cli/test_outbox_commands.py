@@ -1,7 +1,5 @@
 """`events` and `outbox list|retry|discard|move|import`, with a running agent and without."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Handling of status 400: a bad record is parked, but a wrong endpoint never parks a record."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

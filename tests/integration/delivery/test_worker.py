@@ -58,7 +58,7 @@ def test_records_are_sent_on_arrival_and_marked_delivered(bench):
 
 
 def test_failure_of_a_sink_on_the_next_batch_hint_is_ignored(bench, monkeypatch):
-    hints: list[list[str]] = []
+    hints = []
     monkeypatch.setattr(HintedSink, "hints", hints)
     bench.sink(sink_class=HintedSink, box=f"hinted-{uuid4()}", max_batch=10)
     for _ in range(2):

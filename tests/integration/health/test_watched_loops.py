@@ -1,7 +1,5 @@
 """The loops that /healthz watches, apart from the poll and the sinks: the approver and the portal poller."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,14 +1,11 @@
 """Programs that misbehave: the caller always returns in time, and no process or descriptor remains."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +18,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the programs ar
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 
 
-def sh(script: str, *, deadline_seconds: float = 30.0, **options: object) -> Finished:
-    return Runner().run(["/bin/sh", "-c", script], deadline_seconds=deadline_seconds, **options)  # type: ignore[arg-type]
+def sh(script, *, deadline_seconds=30.0, **options):
+    return Runner().run(["/bin/sh", "-c", script], deadline_seconds=deadline_seconds, **options)
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -33,7 +30,7 @@ def is_alive(pid: int) -> bool:
     return state not in {b"Z", b"X"}
 
 
-def wait_for_pids(path: Path, count: int) -> list[int]:
+def wait_for_pids(path, count):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         pids = path.read_text().split() if path.exists() else []
@@ -43,7 +40,7 @@ def wait_for_pids(path: Path, count: int) -> list[int]:
     raise AssertionError(f"{path} does not name {count} processes")
 
 
-def wait_until_dead(pids: list[int]) -> None:
+def wait_until_dead(pids):
     deadline = time.monotonic() + 10
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline, pids
@@ -51,7 +48,7 @@ def wait_until_dead(pids: list[int]) -> None:
 
 
 @pytest.fixture
-def pids(tmp_path: Path) -> Iterator[Path]:
+def pids(tmp_path):
     """A file to which a script writes the pids that it starts. Teardown kills the remaining processes."""
     path = tmp_path / "pids"
     yield path
@@ -60,37 +57,37 @@ def pids(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def test_result_has_the_exit_code_and_the_end_of_standard_error() -> None:
+def test_result_has_the_exit_code_and_the_end_of_standard_error():
     finished = sh("seq 1 5000 >&2; printf 'the \\033[31mlast\\0 line\\n' >&2; exit 3")
     assert (finished.ending, finished.exit_code) == (Ending.ITSELF, 3)
     assert finished.error_output.endswith("4999 5000 the [31mlast line")
     assert len(finished.error_output) == 256
 
 
-def test_standard_input_arrives_completely(tmp_path: Path) -> None:
+def test_standard_input_arrives_completely(tmp_path):
     sent = b'{"id": 1}\n' * 100_000
     assert sh(f"cat >{tmp_path}/got", stdin=sent).exit_code == 0
     assert (tmp_path / "got").read_bytes() == sent
 
 
-def test_program_that_ignores_standard_input_does_not_fail() -> None:
+def test_program_that_ignores_standard_input_does_not_fail():
     assert sh("exit 0", stdin=b"x" * 5_000_000).exit_code == 0
     assert sh("sleep 0.3; exit 4", stdin=b"x" * 5_000_000).exit_code == 4
 
 
-def test_endless_output_is_limited_in_time_and_memory() -> None:
-    def print_without_end(where: str) -> None:
+def test_endless_output_is_limited_in_time_and_memory():
+    def print_without_end(where):
         finished = sh(f"yes {'x' * 1000} {where}", deadline_seconds=0.5)
         assert finished.ending is Ending.DEADLINE
         assert len(finished.error_output) <= 256
 
     in_time = 0.5 * 1.1 + 0.2
     for where in ("", ">&2"):
-        assert least_seconds(lambda where=where: print_without_end(where), below=in_time) < in_time  # type: ignore[misc]
+        assert least_seconds(lambda where=where: print_without_end(where), below=in_time) < in_time
 
 
 @needs_proc
-def test_whole_process_group_ends_at_the_deadline(pids: Path) -> None:
+def test_whole_process_group_ends_at_the_deadline(pids):
     script = f"""
 trap '' TERM
 (trap '' TERM; sleep 300) & echo $! >>{pids}
@@ -99,7 +96,7 @@ echo $$ >>{pids}
 while :; do wait; done
 """
 
-    def run_to_the_deadline() -> None:
+    def run_to_the_deadline():
         finished = sh(script, deadline_seconds=2.0)
         assert finished.ending is Ending.DEADLINE
         assert finished.exit_code in {-signal.SIGKILL, None}, "None: on a busy machine it is gone a moment later"
@@ -112,7 +109,7 @@ while :; do wait; done
 
 
 @needs_proc
-def test_background_child_with_open_pipes_does_not_block_the_caller(pids: Path) -> None:
+def test_background_child_with_open_pipes_does_not_block_the_caller(pids):
     before = time.monotonic()
     finished = sh(f"sleep 300 & echo $! >{pids}; echo started >&2")
     assert time.monotonic() - before < 15, "half of its deadline"
@@ -121,12 +118,12 @@ def test_background_child_with_open_pipes_does_not_block_the_caller(pids: Path) 
 
 
 @needs_proc
-def test_close_from_another_thread_kills_programs_and_prevents_new_ones(pids: Path) -> None:
+def test_close_from_another_thread_kills_programs_and_prevents_new_ones(pids):
     runner = Runner()
-    ended: list[Finished] = []
+    ended = []
     script = f"trap '' TERM; sleep 300 & echo $! >>{pids}; echo $$ >>{pids}; while :; do wait; done"
 
-    def work() -> None:
+    def work():
         ended.append(runner.run(["/bin/sh", "-c", script], deadline_seconds=120))
 
     thread = threading.Thread(target=work)
@@ -144,7 +141,7 @@ def test_close_from_another_thread_kills_programs_and_prevents_new_ones(pids: Pa
 
 
 @needs_proc
-def test_exit_of_the_agent_kills_its_program(pids: Path, agent_env: dict[str, str]) -> None:
+def test_exit_of_the_agent_kills_its_program(pids, agent_env):
     code = f"""
 import threading, time
 from pathlib import Path
@@ -159,7 +156,7 @@ while not (Path({str(pids)!r}).exists() and Path({str(pids)!r}).read_text()):
 
 
 @needs_proc
-def test_fifty_runs_leak_no_zombie_descriptor_or_thread(agent_env: dict[str, str]) -> None:
+def test_fifty_runs_leak_no_zombie_descriptor_or_thread(agent_env):
     # In a separate process, because garbage of earlier tests could be collected during the runs.
     code = """
 import os, sys, threading, time
@@ -195,7 +192,7 @@ if children.read_text():
     subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=120)
 
 
-def test_environment_variables_are_inherited_overridden_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_inherited_overridden_and_removed(monkeypatch):
     monkeypatch.setenv("KEPT", "kept")
     monkeypatch.setenv("HIDDEN", "hidden")
     finished = sh(
@@ -204,7 +201,7 @@ def test_environment_variables_are_inherited_overridden_and_removed(monkeypatch:
     assert finished.error_output == "kept,none,Müller ?"
 
 
-def test_lost_exit_code_is_an_error(agent_env: dict[str, str]) -> None:
+def test_lost_exit_code_is_an_error(agent_env):
     code = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -220,7 +217,7 @@ except OSError as error:
     assert done.stdout.startswith("refused: [Errno 10] SIGCHLD is ignored")
 
 
-def test_find_program_uses_the_path_that_the_runner_uses(tmp_path: Path) -> None:
+def test_find_program_uses_the_path_that_the_runner_uses(tmp_path):
     program = tmp_path / "my-drain"
     program.write_text("#!/bin/sh\nexit 7\n")
     place = {"PATH": str(tmp_path)}

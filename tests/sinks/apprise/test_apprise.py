@@ -3,17 +3,12 @@
 The test requirements do not include the library. tests/interop runs the sink with the real library.
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import logging
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from leaks import new_threads
@@ -30,45 +25,45 @@ from sinks.sentence import sentence
 class Library(types.ModuleType):
     """The part of the package `apprise` that the sink uses. `outcomes` sets the result for each URL."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("apprise")
         self.__spec__ = importlib.machinery.ModuleSpec("apprise", None)
-        self.sent: list[tuple[str, dict[str, Any]]] = []
-        self.outcomes: dict[str, str] = {}
+        self.sent = []
+        self.outcomes = {}
         self.release = threading.Event()
         library = self
 
         class Plugin:
-            def __init__(self, url: str) -> None:
+            def __init__(self, url):
                 self.url = url
                 self.socket_connect_timeout = 4.0
                 self.socket_read_timeout = 30.0
                 library.plugins.append(self)
 
         class Apprise:
-            def __init__(self, asset: dict[str, Any]) -> None:
+            def __init__(self, asset):
                 assert asset == {"async_mode": False}
                 self.asset = asset
-                self.plugins: list[Plugin] = []
+                self.plugins = []
 
             @staticmethod
-            def instantiate(url: str, asset: dict[str, Any]) -> Plugin | None:
+            def instantiate(url, asset):
                 del asset
                 logging.getLogger("apprise").error("Loading %s", url)
                 return Plugin(url) if "://" in url else None
 
-            def add(self, plugin: Plugin) -> None:
+            def add(self, plugin):
                 self.plugins.append(plugin)
 
-            def notify(self, **message: Any) -> bool | None:
+            def notify(self, **message):
                 taken = [library.notify(plugin.url, message) for plugin in self.plugins]
                 return all(taken)
 
-        self.plugins: list[Plugin] = []
+        self.plugins = []
         self.Apprise = Apprise
         self.AppriseAsset = dict
 
-    def notify(self, url: str, message: dict[str, Any]) -> bool | None:
+    def notify(self, url, message):
         self.sent.append((url, message))
         outcome = self.outcomes.get(url, "ok")
         if outcome == "raise":
@@ -80,12 +75,12 @@ class Library(types.ModuleType):
             logging.getLogger("apprise").warning(outcome)
         return outcome == "ok"
 
-    def urls(self) -> list[str]:
+    def urls(self):
         return sorted(url for url, _ in self.sent)
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+def library(monkeypatch):
     fake = Library()
     monkeypatch.setitem(sys.modules, "apprise", fake)
     log = logging.getLogger("apprise")
@@ -96,23 +91,23 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     log.level, log.propagate, log.handlers = before[0], before[1], before[2]
 
 
-def sink_for(path: Path, *urls: str, timeout_seconds: float = 5.0) -> AppriseSink:
+def sink_for(path, *urls, timeout_seconds=5.0):
     (path / "urls").write_text("# ours\n" + "\n".join(urls) + "\n")
     return AppriseSink(AppriseConfig(urls_file=str(path / "urls"), timeout_seconds=timeout_seconds))
 
 
-def failure(sink: AppriseSink, number: int = 1) -> DeliveryFailed:
+def failure(sink, number=1):
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([sample_record(number)])
     return caught.value
 
 
-def wait_for_end(threads: list[threading.Thread]) -> None:
+def wait_for_end(threads):
     for thread in threads:
         thread.join(10)
 
 
-def test_every_url_receives_the_title_and_the_sentence(library: Library, tmp_path: Path) -> None:
+def test_every_url_receives_the_title_and_the_sentence(library, tmp_path):
     sink_for(tmp_path, "slack://a/b/c", "mailto://d").send([sample_record()])
     assert library.urls() == ["mailto://d", "slack://a/b/c"]
     assert library.sent[0][1] == {
@@ -138,15 +133,13 @@ def test_every_url_receives_the_title_and_the_sentence(library: Library, tmp_pat
         ("test", "Preempt", "info"),
     ],
 )
-def test_notify_type_shows_the_severity(
-    library: Library, tmp_path: Path, transition: str, event_type: str, notify_type: str
-) -> None:
+def test_notify_type_shows_the_severity(library, tmp_path, transition, event_type, notify_type):
     record = sample_record(transition=Transition(transition), event=sample_event(event_type=event_type))
     sink_for(tmp_path, "slack://a").send([record])
     assert library.sent[0][1]["notify_type"] == notify_type
 
 
-def test_service_that_accepted_a_record_does_not_receive_it_again(library: Library, tmp_path: Path) -> None:
+def test_service_that_accepted_a_record_does_not_receive_it_again(library, tmp_path):
     sink = sink_for(tmp_path, "slack://one", "slack://two")
     library.outcomes = {"slack://two": "Failed to send, error=503."}
     error = failure(sink)
@@ -158,12 +151,12 @@ def test_service_that_accepted_a_record_does_not_receive_it_again(library: Libra
     assert library.urls() == ["slack://one"] * 2 + ["slack://two"] * 3
 
 
-def test_authorization_failure_needs_attention(library: Library, tmp_path: Path) -> None:
+def test_authorization_failure_needs_attention(library, tmp_path):
     library.outcomes = {"slack://a": "Failed to send: Unauthorized - Invalid Token, error=401."}
     assert failure(sink_for(tmp_path, "slack://a")).needs_attention
 
 
-def test_invalid_url_needs_attention_before_any_message_is_sent(library: Library, tmp_path: Path) -> None:
+def test_invalid_url_needs_attention_before_any_message_is_sent(library, tmp_path):
     sink = sink_for(tmp_path, "slack://a", "hunter2-no-url")
     for call in (sink.check, lambda: sink.send([sample_record()])):
         with pytest.raises(DeliveryFailed, match=r"^URL 2: Apprise cannot use this URL") as caught:
@@ -173,13 +166,13 @@ def test_invalid_url_needs_attention_before_any_message_is_sent(library: Library
     assert library.sent == []
 
 
-def test_hung_service_uses_one_thread(library: Library, tmp_path: Path) -> None:
+def test_hung_service_uses_one_thread(library, tmp_path):
     sink = sink_for(tmp_path, "slack://hangs", timeout_seconds=1.0)
     library.outcomes = {"slack://hangs": "hang"}
     before = threading.enumerate()
     assert "Apprise did not respond within 1 s." in str(failure(sink, 1))
     for number in (2, 3):
-        error = in_time(lambda number=number: failure(sink, number), deadline_seconds=1.0)  # type: ignore[misc]
+        error = in_time(lambda number=number: failure(sink, number), deadline_seconds=1.0)
         assert "did not respond" in str(error)
     hanging = new_threads(before)
     assert len(hanging) == 1
@@ -190,7 +183,7 @@ def test_hung_service_uses_one_thread(library: Library, tmp_path: Path) -> None:
     assert len(library.sent) == 2
 
 
-def test_success_after_the_deadline_is_not_retried(library: Library, tmp_path: Path) -> None:
+def test_success_after_the_deadline_is_not_retried(library, tmp_path):
     sink = sink_for(tmp_path, "slack://slow", timeout_seconds=1.0)
     library.outcomes = {"slack://slow": "hang"}
     before = threading.enumerate()
@@ -204,9 +197,7 @@ def test_success_after_the_deadline_is_not_retried(library: Library, tmp_path: P
     assert len(library.sent) == 2
 
 
-def test_errors_and_logs_contain_no_part_of_a_url(
-    library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_and_logs_contain_no_part_of_a_url(library, tmp_path, caplog):
     url = "tgram://AbC123token/user%40mail?pass=geheim%21x&t=ab"
     library.outcomes = {url: f"{url} abc123TOKEN abc123token AbC123token user@mail geheim!x geheim%21x " * 3}
     with caplog.at_level(logging.DEBUG):
@@ -217,7 +208,7 @@ def test_errors_and_logs_contain_no_part_of_a_url(
     assert said.startswith("Apprise: <secret>")
 
 
-def test_missing_package_names_the_extra_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_package_names_the_extra_at_start(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "apprise", None)
     path = tmp_path / "config.toml"
     path.write_text('[[sinks]]\ntype = "apprise"\nurls_env = "APPRISE_URLS"\n')
@@ -235,7 +226,7 @@ def test_missing_package_names_the_extra_at_start(monkeypatch: pytest.MonkeyPatc
         ('urls = "slack://hunter2"', "Unknown key `sinks[0].urls` (sink 'apprise')"),
     ],
 )
-def test_invalid_configuration_is_reported(tmp_path: Path, table: str, said: str) -> None:
+def test_invalid_configuration_is_reported(tmp_path, table, said):
     path = tmp_path / "config.toml"
     path.write_text(f'[[sinks]]\ntype = "apprise"\n{table}\n')
     with pytest.raises(ConfigurationError) as caught:
@@ -244,6 +235,6 @@ def test_invalid_configuration_is_reported(tmp_path: Path, table: str, said: str
     assert "hunter2" not in str(caught.value)
 
 
-def test_library_is_imported_only_when_used(agent_env: dict[str, str]) -> None:
+def test_library_is_imported_only_when_used(agent_env):
     code = "import sys, sinks.apprise; sys.exit('apprise' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=60)

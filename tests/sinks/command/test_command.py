@@ -1,7 +1,5 @@
 """The command sink with real programs: the outcome of each exit code, and the input of the program."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,6 @@ from bridge.sink import (
     ENVIRONMENT_PREFIX,
     DeliveryFailed,
     DeliveryRejected,
-    TransitionRecord,
     encode,
     environment_of,
 )
@@ -36,8 +32,8 @@ WriteScript = Callable[[str], str]
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> WriteScript:
-    def write(body: str) -> str:
+def script(tmp_path):
+    def write(body):
         path = tmp_path / "on-event"
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
@@ -46,17 +42,17 @@ def script(tmp_path: Path) -> WriteScript:
     return write
 
 
-def send(program: str, *records: TransitionRecord, **config: Any) -> None:
+def send(program, *records, **config):
     CommandSink(CommandConfig(command=(program,), **config)).send(records or (sample_record(),))
 
 
-def test_exit_0_delivers_the_record_from_standard_input(script: WriteScript, tmp_path: Path) -> None:
+def test_exit_0_delivers_the_record_from_standard_input(script, tmp_path):
     record = sample_record()
     send(script(f"cat >{tmp_path}/got"), record)
     assert (tmp_path / "got").read_bytes() == encode(record) + b"\n"
 
 
-def test_exit_75_is_retried(script: WriteScript) -> None:
+def test_exit_75_is_retried(script):
     with pytest.raises(DeliveryFailed, match=r"^on-event requested a retry \(exit code 75\): pods are left$") as caught:
         send(script("echo pods are left >&2; exit 75"))
     assert not caught.value.needs_attention
@@ -72,19 +68,19 @@ def test_exit_75_is_retried(script: WriteScript) -> None:
         ("kill -9 $$", "on-event was killed by SIGKILL."),
     ],
 )
-def test_any_other_exit_parks_the_record(script: WriteScript, body: str, said: str) -> None:
+def test_any_other_exit_parks_the_record(script, body, said):
     with pytest.raises(DeliveryRejected) as caught:
         send(script(body))
     assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("signal_name", ["TERM", "INT", "HUP"])
-def test_program_stopped_by_the_service_manager_is_retried(script: WriteScript, signal_name: str) -> None:
+def test_program_stopped_by_the_service_manager_is_retried(script, signal_name):
     with pytest.raises(DeliveryFailed, match=f"was stopped by SIG{signal_name}"):
         send(script(f"trap - INT; kill -{signal_name} $$; sleep 10"))
 
 
-def test_slow_program_is_killed_and_parked_before_the_host_retries(script: WriteScript, tmp_path: Path) -> None:
+def test_slow_program_is_killed_and_parked_before_the_host_retries(script, tmp_path):
     program = script(f"trap '' TERM; echo half done >&2; (sleep 2.3; echo alive >{tmp_path}/alive) & wait; sleep 300")
     limit = 2.0  # a tenth of it lies between the kill and the host's deadline, which is enough for a busy machine
     sender = Sender(
@@ -93,12 +89,12 @@ def test_slow_program_is_killed_and_parked_before_the_host_retries(script: Write
         timeout_seconds=limit,
     )
 
-    def send_in_vain() -> DeliveryError:
+    def send_in_vain():
         with pytest.raises(DeliveryError) as caught:
             sender.send([sample_record()])
         return caught.value
 
-    def was_cut(error: DeliveryError) -> bool:
+    def was_cut(error):
         return isinstance(error, DeliveryFailed)
 
     for _ in range(2):
@@ -125,15 +121,13 @@ sender.close()
 """
 
 
-def is_waiting(pid: int) -> bool:
+def is_waiting(pid):
     """Return whether no thread of the process is running or runnable. Linux only."""
     stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(each.rpartition(")")[2].split()[0] == "S" for each in stats)
 
 
-def test_freeze_longer_than_the_timeout_does_not_run_the_program_again(
-    script: WriteScript, tmp_path: Path, agent_env: dict[str, str]
-) -> None:
+def test_freeze_longer_than_the_timeout_does_not_run_the_program_again(script, tmp_path, agent_env):
     pid, go_on = tmp_path / "pid", tmp_path / "go-on"
     steps = f"until [ -e {go_on} ]; do sleep 0.02; done"
     program = script(f"echo $$ >{pid}.new; mv {pid}.new {pid}; {steps}; echo done >>{tmp_path}/done")
@@ -154,7 +148,7 @@ def test_freeze_longer_than_the_timeout_does_not_run_the_program_again(
     assert (out, (tmp_path / "done").read_text()) == ("", "done\n")
 
 
-def test_missing_program_needs_attention_and_the_record_stays_pending(tmp_path: Path) -> None:
+def test_missing_program_needs_attention_and_the_record_stays_pending(tmp_path):
     missing = str(tmp_path / "missing")
     for attempt in (lambda: send(missing), CommandSink(CommandConfig(command=(missing,))).check):
         with pytest.raises(DeliveryFailed, match=r"missing(' does not exist| cannot be started)") as caught:
@@ -165,7 +159,7 @@ def test_missing_program_needs_attention_and_the_record_stays_pending(tmp_path: 
     assert caught.value.needs_attention
 
 
-def test_program_that_cannot_be_executed_needs_attention(script: WriteScript, tmp_path: Path) -> None:
+def test_program_that_cannot_be_executed_needs_attention(script, tmp_path):
     program = script("exit 0")
     Path(program).write_text("exit 0\n")
     with pytest.raises(DeliveryFailed, match=r"Exec format error\. Check the program") as caught:
@@ -181,7 +175,7 @@ def test_program_that_cannot_be_executed_needs_attention(script: WriteScript, tm
         assert caught.value.needs_attention
 
 
-def test_check_does_not_run_the_program(script: WriteScript, tmp_path: Path) -> None:
+def test_check_does_not_run_the_program(script, tmp_path):
     sink = CommandSink(CommandConfig(command=(script(f">{tmp_path}/ran"),)))
     sink.check()
     CommandSink(CommandConfig(command=("sh", "-c", f">{tmp_path}/ran"))).check()
@@ -190,9 +184,7 @@ def test_check_does_not_run_the_program(script: WriteScript, tmp_path: Path) -> 
         CommandSink(CommandConfig(command=("sh",), directory=str(tmp_path / "gone"))).check()
 
 
-def test_program_receives_the_record_and_the_configured_environment(
-    script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_receives_the_record_and_the_configured_environment(script, tmp_path, monkeypatch):
     monkeypatch.setenv("WEBHOOK_SECRET", "hush")
     program = script(f"env >{tmp_path}/env")
     send(program, environment={"CLUSTER": "west"}, unset_environment=("WEBHOOK_SECRET",))
@@ -204,9 +196,7 @@ def test_program_receives_the_record_and_the_configured_environment(
     assert ours == environment_of(sample_record())
 
 
-def test_program_receives_agent_secrets_only_if_passed_explicitly(
-    script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_receives_agent_secrets_only_if_passed_explicitly(script, tmp_path, monkeypatch):
     for name in ("AZURE_CLIENT_SECRET", "AZURE_PASSWORD", "HOOK"):
         monkeypatch.setenv(name, "hush")
     program = script(f"env >{tmp_path}/env")
@@ -232,7 +222,7 @@ def test_program_receives_agent_secrets_only_if_passed_explicitly(
         ('command = ["drain"]\ncommnad = 1', "Did you mean 'command'?"),
     ],
 )
-def test_invalid_configuration_is_reported(tmp_path: Path, table: str, said: str) -> None:
+def test_invalid_configuration_is_reported(tmp_path, table, said):
     path = tmp_path / "config.toml"
     path.write_text(f'[[sinks]]\ntype = "command"\n{table}\n')
     with pytest.raises(ConfigurationError) as caught:

@@ -1,7 +1,5 @@
 """The contract suite for the command sink, with a program as the peer."""
 
-from __future__ import annotations
-
 import sys
 from typing import ClassVar
 

@@ -1,9 +1,5 @@
 """The keys of the Event Hubs sink and their valid combinations."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from connect_proxy import ConnectProxy
 
@@ -15,10 +11,10 @@ from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.sink import EventHubsSink
 
 KEY = "c2VjcmV0LWtleQ=="
-IDENTITY: dict[str, Any] = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub": "hub"}
+IDENTITY = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub": "hub"}
 
 
-def mistakes(**keys: Any) -> str:
+def mistakes(**keys):
     found = Problems()
     read_sinks([{"type": "eventhubs", **keys}], found)
     return "\n".join(found.sentences)
@@ -53,17 +49,17 @@ def mistakes(**keys: Any) -> str:
         ({**IDENTITY, "transport": "https", "proxy": "http://a:1", "proxy_file": "/b"}, "both set. Remove one"),
     ],
 )
-def test_invalid_configuration_is_rejected(keys, said) -> None:
+def test_invalid_configuration_is_rejected(keys, said):
     assert said in mistakes(**keys)
 
 
-def test_connection_string_in_the_wrong_key_is_not_in_the_error() -> None:
+def test_connection_string_in_the_wrong_key_is_not_in_the_error():
     said = mistakes(**{**IDENTITY, "fully_qualified_namespace": f"Endpoint=sb://ns.net/;SharedAccessKey={KEY}"})
     assert "fully_qualified_namespace is not a complete host name" in said
     assert KEY not in said
 
 
-def test_https_transport_uses_the_proxy(monkeypatch) -> None:
+def test_https_transport_uses_the_proxy(monkeypatch):
     """The namespace does not exist. Only the proxy receives its name."""
     key = "Endpoint=sb://ns.servicebus.windows.net;SharedAccessKeyName=send;SharedAccessKey=a2V5;EntityPath=hub"
     monkeypatch.setenv("EVENT_HUBS", key)

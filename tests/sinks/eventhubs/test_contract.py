@@ -1,7 +1,5 @@
 """The contract suite for the eventhubs sink over HTTPS. tests/interop runs the suite over AMQP."""
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 import ssl

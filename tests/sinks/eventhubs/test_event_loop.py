@@ -1,13 +1,9 @@
 """The event loop thread: deadlines, and no leaked threads or sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from leaks import nothing_left_behind
@@ -17,28 +13,28 @@ from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 
 
 @pytest.fixture
-def silent_port() -> Iterator[int]:
+def silent_port():
     """Return a port on which the kernel accepts connections and no one responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
-def loop_thread(**keys: Any) -> LoopThread:
-    async def close() -> None:
+def loop_thread(**keys):
+    async def close():
         pass
 
     return LoopThread("eventhubs:test", **{"idle_seconds": 30.0, "close": close, **keys})
 
 
-def test_task_that_ignores_cancellation_ends_at_the_deadline(silent_port) -> None:
-    async def stubborn() -> None:
+def test_task_that_ignores_cancellation_ends_at_the_deadline(silent_port):
+    async def stubborn():
         reader, _ = await asyncio.open_connection("127.0.0.1", silent_port)
         while True:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await reader.read(1)
                 await asyncio.sleep(60)
 
-    def cut() -> None:
+    def cut():
         loop = loop_thread()
         with pytest.raises(Overdue):
             loop.call(stubborn, seconds=0.4, end_seconds=0.05)
@@ -48,15 +44,15 @@ def test_task_that_ignores_cancellation_ends_at_the_deadline(silent_port) -> Non
         in_time(cut, deadline_seconds=0.5)
 
 
-def test_blocked_loop_is_abandoned_at_the_deadline_and_ends_later() -> None:
+def test_blocked_loop_is_abandoned_at_the_deadline_and_ends_later():
     release = threading.Event()
 
-    async def block() -> None:
+    async def block():
         release.wait(30)
 
     loops = []
 
-    def leave() -> None:
+    def leave():
         loops.append(loop_thread())
         with pytest.raises(Overdue):
             loops[-1].call(block, seconds=0.4, end_seconds=0.05)
@@ -69,8 +65,8 @@ def test_blocked_loop_is_abandoned_at_the_deadline_and_ends_later() -> None:
             loop.end(grace_seconds=0, wait_seconds=5)
 
 
-def test_call_after_the_end_raises_ended() -> None:
-    async def answer() -> int:
+def test_call_after_the_end_raises_ended():
+    async def answer():
         return 7
 
     loop = loop_thread(idle_seconds=0.05)

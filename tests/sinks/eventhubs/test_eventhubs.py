@@ -1,14 +1,10 @@
 """The Event Hubs sink without an event hub: silent peers, imports, and tokens."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from leaks import nothing_left_behind
@@ -18,7 +14,6 @@ from bridge.sink import (
     DeliveryFailed,
     DeliveryRejected,
     ScheduledEvent,
-    TransitionRecord,
     VmIdentity,
 )
 from bridge.testing import Simulator
@@ -29,27 +24,27 @@ from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 
 LIMIT_SECONDS = 0.5
 KEY = "c2VjcmV0LWtleQ=="
-IDENTITY: dict[str, Any] = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub": "hub"}
+IDENTITY = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub": "hub"}
 
 
-def record(event_id: str | None = "A-1", **fields: Any) -> TransitionRecord:
+def record(event_id="A-1", **fields):
     event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
     return freeze(**{"event": event, "vm": VmIdentity(name="vm-1"), **fields})
 
 
 @pytest.fixture
-def silent_port() -> Iterator[int]:
+def silent_port():
     """Return a port on which the kernel accepts connections and no one responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @pytest.fixture
-def sink_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def sink_of(monkeypatch):
     """Return a function that builds a sink with a connection string to a local port."""
     made = []
 
-    def build(port: int, *, is_tls: bool = False, **keys: Any) -> EventHubsSink:
+    def build(port, *, is_tls=False, **keys):
         string = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=send;SharedAccessKey={KEY};EntityPath=hub"
         if is_tls:
             keys["endpoint"] = f"127.0.0.1:{port}"
@@ -74,7 +69,7 @@ def sink_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sink.close()
 
 
-def failure(sink: EventHubsSink) -> DeliveryFailed:
+def failure(sink):
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([record()])
     return caught.value
@@ -82,7 +77,7 @@ def failure(sink: EventHubsSink) -> DeliveryFailed:
 
 @pytest.mark.parametrize("transport", ["amqp", "https"])
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_silent_peer_fails_at_the_deadline_and_leaks_nothing(sink_of, silent_port, transport, is_tls) -> None:
+def test_silent_peer_fails_at_the_deadline_and_leaks_nothing(sink_of, silent_port, transport, is_tls):
     sink = sink_of(silent_port, is_tls=is_tls, transport=transport)
     failure(sink)  # imports the libraries and starts the shared threads
     with nothing_left_behind():
@@ -92,9 +87,9 @@ def test_silent_peer_fails_at_the_deadline_and_leaks_nothing(sink_of, silent_por
             assert KEY not in str(error)
 
 
-def test_close_ends_a_hung_send(sink_of, silent_port) -> None:
+def test_close_ends_a_hung_send(sink_of, silent_port):
     sink = sink_of(silent_port, timeout_seconds=60)
-    errors: list[DeliveryFailed] = []
+    errors = []
     thread = threading.Thread(target=lambda: errors.append(failure(sink)))
     thread.start()
     while not any(each.name.startswith("eventhubs:") for each in threading.enumerate()):
@@ -104,13 +99,13 @@ def test_close_ends_a_hung_send(sink_of, silent_port) -> None:
     assert "closed" in str(errors[0])
 
 
-def test_batch_of_two_events_is_rejected_so_that_records_are_sent_singly(sink_of, silent_port) -> None:
+def test_batch_of_two_events_is_rejected_so_that_records_are_sent_singly(sink_of, silent_port):
     with pytest.raises(DeliveryRejected) as caught:
         sink_of(silent_port).send([record("A"), record("B")])
     assert caught.value.records == ()
 
 
-def test_azure_packages_are_not_imported_before_the_first_send() -> None:
+def test_azure_packages_are_not_imported_before_the_first_send():
     code = (
         "import sys; from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink\n"
         f"EventHubsSink(EventHubsConfig(transport='https', **{IDENTITY})); assert 'asyncio' not in sys.modules\n"
@@ -124,7 +119,7 @@ def test_azure_packages_are_not_imported_before_the_first_send() -> None:
 # Tokens.
 
 
-def test_managed_identity_requests_bypass_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_managed_identity_requests_bypass_the_proxy(monkeypatch):
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy"):
@@ -138,7 +133,7 @@ def test_managed_identity_requests_bypass_the_proxy(monkeypatch: pytest.MonkeyPa
     assert len(access.authorization()) > len("Bearer ")
 
 
-def test_identity_without_a_token_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_without_a_token_needs_attention(monkeypatch):
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
         monkeypatch.delenv(name, raising=False)
     with Simulator("live-migration", listen="127.0.0.1:0") as simulator:

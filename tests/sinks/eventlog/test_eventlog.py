@@ -1,7 +1,5 @@
 """The contract suite for the eventlog sink, and its events, with a stand-in for the Windows event log."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

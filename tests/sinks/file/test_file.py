@@ -1,7 +1,5 @@
 """The file sink: the contract suite, partial lines, two writers, and blocked calls."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

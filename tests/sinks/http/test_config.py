@@ -1,10 +1,6 @@
 """The configuration keys of HTTP sinks: errors describe the problem without the value."""
 
-from __future__ import annotations
-
 import traceback
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,13 +21,13 @@ from sinks.http.config import HttpConfig
         ({"proxy": "http://proxy:SECRET"}, "proxy must be a URL"),
     ],
 )
-def test_invalid_setting_is_reported_without_its_value(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_setting_is_reported_without_its_value(keys, sentence):
     with pytest.raises(ValueError, match=sentence) as wrong:
         HttpConfig(**keys)
     assert "SECRET" not in "".join([*traceback.format_exception(wrong.value), repr(wrong.value)])
 
 
-def test_encrypted_client_key_is_rejected(tmp_path: Path) -> None:
+def test_encrypted_client_key_is_rejected(tmp_path):
     (tmp_path / "key.pem").write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
     with pytest.raises(ValueError, match="is encrypted"):
         HttpConfig(client_cert_file=str(tmp_path / "key.pem"))

@@ -1,16 +1,12 @@
 """The shared endpoint of the HTTP sinks with real servers: status codes, redirects, headers, and proxies."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
-from endpoint_peers import Peer, RawPeer, outcome
+from endpoint_peers import Peer, outcome
 
 from bridge.sink import DeliveryFailed
 from bridge.testing.simulator.imds_api import Answer
@@ -55,7 +51,7 @@ MATRIX = {
 
 
 @pytest.mark.parametrize("status", MATRIX)
-def test_status_code_determines_the_outcome(peer: Peer, endpoint: Any, status: int) -> None:
+def test_status_code_determines_the_outcome(peer, endpoint, status):
     peer.answer = Answer(status=status, body=b"", headers={"Location": f"{peer.url}/elsewhere"})
     assert outcome(endpoint(f"{peer.url}/here")) == (MATRIX[status][0], frozenset(MATRIX[status][1]))
     asked = [peer.requests.get_nowait().path for _ in range(peer.requests.qsize())]
@@ -73,9 +69,7 @@ def test_status_code_determines_the_outcome(peer: Peer, endpoint: Any, status: i
         ("soon", None),
     ],
 )
-def test_retry_after_is_passed_to_the_host(
-    peer: Peer, endpoint: Any, status: int, text: str, seconds: float | None
-) -> None:
+def test_retry_after_is_passed_to_the_host(peer, endpoint, status, text, seconds):
     if text == "a date in an hour":
         text = format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True)
     peer.answer = Answer(status=status, headers={"Retry-After": text})
@@ -84,7 +78,7 @@ def test_retry_after_is_passed_to_the_host(
     assert failed.value.retry_after == (seconds if seconds is None else pytest.approx(seconds, abs=120))
 
 
-def test_configured_statuses_override_the_table(peer: Peer, endpoint: Any) -> None:
+def test_configured_statuses_override_the_table(peer, endpoint):
     overridden = endpoint(peer.url, retry_statuses=(400, 410, 202), park_statuses=(503, 401))
     wanted = {400: "failed", 410: "failed", 202: "failed", 503: "parked", 401: "parked"}
     for status, word in wanted.items():
@@ -92,7 +86,7 @@ def test_configured_statuses_override_the_table(peer: Peer, endpoint: Any) -> No
         assert outcome(overridden)[0] == word
 
 
-def test_redirect_is_not_followed_to_another_host(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
+def test_redirect_is_not_followed_to_another_host(peer, endpoint, tmp_path):
     (tmp_path / "token").write_text("tok-abcdef")
     other = Peer()
     try:
@@ -106,8 +100,8 @@ def test_redirect_is_not_followed_to_another_host(peer: Peer, endpoint: Any, tmp
 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
-def test_connection_closed_by_the_peer_causes_no_failure(raw_peer: Any, endpoint: Any, how: str) -> None:
-    def answer_and_hang_up(_: RawPeer, connection: socket.socket) -> None:
+def test_connection_closed_by_the_peer_causes_no_failure(raw_peer, endpoint, how):
+    def answer_and_hang_up(_, connection):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         if how == "rst":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -122,7 +116,7 @@ def test_connection_closed_by_the_peer_causes_no_failure(raw_peer: Any, endpoint
         assert gone.wait(5)
 
 
-def test_headers_are_merged_from_configuration_file_and_token(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
+def test_headers_are_merged_from_configuration_file_and_token(peer, endpoint, tmp_path):
     token, headers = tmp_path / "token", tmp_path / "headers"
     token.write_text("one\n")
     headers.write_text("X-Api-Key: abc:def\n# a comment\nX-Two:  two \n")
@@ -137,9 +131,7 @@ def test_headers_are_merged_from_configuration_file_and_token(peer: Peer, endpoi
 
 
 @pytest.mark.parametrize("line", ["just-a-secret-word", "X-Key: caf\u00e9-secret", "Content-Length: 3", "X Y: secret"])
-def test_invalid_header_needs_attention_and_is_not_in_the_error(
-    peer: Peer, endpoint: Any, tmp_path: Path, line: str
-) -> None:
+def test_invalid_header_needs_attention_and_is_not_in_the_error(peer, endpoint, tmp_path, line):
     (tmp_path / "headers").write_text(f"{line}\n")
     with pytest.raises(DeliveryFailed, match="headers_file, line 1") as failed:
         endpoint(peer.url, headers_file=str(tmp_path / "headers")).post(b"{}", {})
@@ -147,9 +139,7 @@ def test_invalid_header_needs_attention_and_is_not_in_the_error(
     assert "secret" not in str(failed.value)
 
 
-def test_configured_proxy_is_used_and_the_environment_is_ignored(
-    peer: Peer, endpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_configured_proxy_is_used_and_the_environment_is_ignored(peer, endpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert outcome(endpoint(peer.url))[0] == "delivered"
     (tmp_path / "proxy").write_text(f"http://me:pass-word@127.0.0.1:{peer.port}\n")
@@ -158,7 +148,7 @@ def test_configured_proxy_is_used_and_the_environment_is_ignored(
     assert "proxy-authorization" in [*peer.requests.queue][-1].headers
 
 
-def test_proxy_authentication_failure_needs_attention(raw_peer: Any, endpoint: Any) -> None:
+def test_proxy_authentication_failure_needs_attention(raw_peer, endpoint):
     refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
     proxy = raw_peer(lambda _, connection: connection.sendall(refusal))
     for scheme in ("http", "https"):
@@ -166,7 +156,7 @@ def test_proxy_authentication_failure_needs_attention(raw_peer: Any, endpoint: A
         assert outcome(through) == ("failed", {"needs_attention"}), scheme
 
 
-def test_long_idle_connection_is_not_reused(peer: Peer) -> None:
+def test_long_idle_connection_is_not_reused(peer):
     clock = [0.0]
     each = Endpoint(peer.url, HttpConfig(), monotonic=lambda: clock[0])
     for seconds, connections in ((0.0, 1), (59.0, 1), (61.0, 2), (1.0, 2)):

@@ -1,15 +1,11 @@
 """TLS, and secrets that no message or log line contains."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import ssl
 import traceback
 from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -24,7 +20,7 @@ from bridge.testing.simulator.imds_api import Answer
 SECRET_PATH = "/services/T0000/B0000/XXXXXXXXSECRETXXXXXXXX"
 
 
-def certificate(directory: Path, *, host: str = "127.0.0.1", days: tuple[int, int] = (-1, 1)) -> Path:
+def certificate(directory, *, host="127.0.0.1", days=(-1, 1)):
     """Return a file with a self-signed certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
@@ -43,7 +39,7 @@ def certificate(directory: Path, *, host: str = "127.0.0.1", days: tuple[int, in
     return file
 
 
-def tls_peer(file: Path, *, client_ca: Path | None = None) -> Peer:
+def tls_peer(file, *, client_ca=None):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
     if client_ca is not None:
@@ -52,7 +48,7 @@ def tls_peer(file: Path, *, client_ca: Path | None = None) -> Peer:
     return Peer(tls=context)
 
 
-def test_private_ca_is_trusted_only_with_its_file(endpoint: Any, tmp_path: Path) -> None:
+def test_private_ca_is_trusted_only_with_its_file(endpoint, tmp_path):
     file = certificate(tmp_path)
     peer = tls_peer(file)
     try:
@@ -63,7 +59,7 @@ def test_private_ca_is_trusted_only_with_its_file(endpoint: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("fault", [{"days": (-3, -1)}, {"host": "127.0.0.2"}], ids=["expired", "another host"])
-def test_invalid_certificate_needs_attention(endpoint: Any, tmp_path: Path, fault: dict[str, Any]) -> None:
+def test_invalid_certificate_needs_attention(endpoint, tmp_path, fault):
     file = certificate(tmp_path, **fault)
     peer = tls_peer(file)
     try:
@@ -73,7 +69,7 @@ def test_invalid_certificate_needs_attention(endpoint: Any, tmp_path: Path, faul
         peer.close()
 
 
-def test_client_certificate_is_sent_and_a_missing_one_fails(endpoint: Any, tmp_path: Path) -> None:
+def test_client_certificate_is_sent_and_a_missing_one_fails(endpoint, tmp_path):
     file = certificate(tmp_path)
     peer = tls_peer(file, client_ca=file)
     keys = {"ca_file": str(file), "timeout_seconds": 5.0}
@@ -86,14 +82,14 @@ def test_client_certificate_is_sent_and_a_missing_one_fails(endpoint: Any, tmp_p
         peer.close()
 
 
-def everything_said(error: BaseException) -> str:
+def everything_said(error):
     return "".join([*traceback.format_exception(error), repr(error), str(error)])
 
 
 @pytest.mark.parametrize("status", [200, 302, 400, 403, 404, 410, 500, "refused", "reset", "silent", "headers"])
 def test_errors_and_log_lines_contain_no_secret(  # noqa: PLR0917  # fixtures
-    peer: Peer, raw_peer: Any, endpoint: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: Any
-) -> None:
+    peer, raw_peer, endpoint, tmp_path, caplog, status
+):
     caplog.set_level(logging.DEBUG)
     (tmp_path / "token").write_text("tok-SECRET-token")
     (tmp_path / "headers").write_text("X-Api-Key: key-SECRET-key\nAuthorization-Two: Basic bWU6U0VDUkVU\n")
@@ -130,12 +126,12 @@ def test_errors_and_log_lines_contain_no_secret(  # noqa: PLR0917  # fixtures
     assert not [secret for secret in (*secrets, "SECRET") if secret in said], said
 
 
-def basic(user_and_password: str) -> str:
+def basic(user_and_password):
     return base64.b64encode(user_and_password.encode("latin-1")).decode()
 
 
 @pytest.mark.parametrize("pair", ["me:hunter2", "m%C3%A9:hunter%2F2", "x:y", "only-me"])
-def test_url_credentials_are_masked_in_their_encoded_form(peer: Peer, endpoint: Any, pair: str) -> None:
+def test_url_credentials_are_masked_in_their_encoded_form(peer, endpoint, pair):
     each = endpoint(peer.url.replace("://", f"://{pair if ':' in pair else pair + ':'}@"))
     assert each.post(b"{}", {}).status_code == 200
     sent = peer.requests.get().headers["authorization"]
@@ -147,7 +143,7 @@ def test_url_credentials_are_masked_in_their_encoded_form(peer: Peer, endpoint: 
     assert "Authorization: Basic <secret> (<secret>)" in str(refused.value)
 
 
-def test_proxy_credentials_are_masked_in_their_encoded_form(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
+def test_proxy_credentials_are_masked_in_their_encoded_form(peer, endpoint, tmp_path):
     (tmp_path / "proxy").write_text(peer.url.replace("://", "://me:hunter2@"))
     each = endpoint("http://hook.invalid/", proxy_file=str(tmp_path / "proxy"))
     peer.answer = Answer(status=400, body=f"Proxy-Authorization: Basic {basic('me:hunter2')}".encode())
@@ -157,12 +153,10 @@ def test_proxy_credentials_are_masked_in_their_encoded_form(peer: Peer, endpoint
 
 
 @pytest.mark.parametrize("source", ["token", "file", "setting"])
-def test_explicit_authorization_takes_precedence_over_url_credentials(
-    peer: Peer, endpoint: Any, tmp_path: Path, source: str
-) -> None:
+def test_explicit_authorization_takes_precedence_over_url_credentials(peer, endpoint, tmp_path, source):
     (tmp_path / "token").write_text("one")
     (tmp_path / "file").write_text("authorization: Bearer one\n")
-    keys: dict[str, dict[str, Any]] = {
+    keys = {
         "token": {"bearer_token_file": str(tmp_path / "token")},
         "file": {"headers_file": str(tmp_path / "file")},
         "setting": {"headers": {"AUTHORIZATION": "Bearer one"}},

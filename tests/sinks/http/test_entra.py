@@ -1,7 +1,5 @@
 """Entra ID tokens of the HTTP sinks, with the simulator's token endpoint and a receiver that validates tokens."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

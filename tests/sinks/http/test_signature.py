@@ -1,12 +1,10 @@
 """Standard Webhooks signatures, compared with the test vector of the reference libraries."""
 
-from __future__ import annotations
-
 from bridge.sink import Secret
 from sinks.http.signature import Signer
 
 
-def test_signature_matches_the_standard_webhooks_test_vector() -> None:
+def test_signature_matches_the_standard_webhooks_test_vector():
     # github.com/standard-webhooks, the test of its reference libraries.
     secret = Secret(key="secret", env="S", environ={"S": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
     body = b'{"test": 2432232314}'

@@ -1,7 +1,5 @@
 """The contract suite for the otlp sink."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """The otlp sink: the mapping of records, requests, and the outcome of each response."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

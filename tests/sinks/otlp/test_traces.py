@@ -1,7 +1,5 @@
 """The otlp sink with signal = "traces": one trace per event, with IDs that never change."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The contract suite for the stdout sink, with the target of standard output as the peer."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,11 +1,7 @@
 """Records as alerts: constant labels during an event, an end time in every alert, and clock differences."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,14 +19,12 @@ ENDS = (Transition.COMPLETED, Transition.CANCELED, Transition.ENDED)
 BEGINS = (Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED)
 
 
-def alerts(made: AlertmanagerFormat | None = None, *, now: datetime = NOW, **fields: Any) -> list[dict[str, Any]]:
+def alerts(made=None, *, now=NOW, **fields):
     message = (made or AlertmanagerFormat()).message("http://alerts:9093", sample_record(**fields), now)
-    assert message is not None
-    found: list[dict[str, Any]] = json.loads(message.body)
-    return found
+    return json.loads(message.body)
 
 
-def test_alert_contains_the_event_the_vm_and_the_times() -> None:
+def test_alert_contains_the_event_the_vm_and_the_times():
     (alert,) = alerts(event=sample_event(not_before=NOT_BEFORE))
     assert alert["labels"] == {
         "alertname": "AzureScheduledEvent",
@@ -55,7 +49,7 @@ def test_alert_contains_the_event_the_vm_and_the_times() -> None:
 
 
 @pytest.mark.parametrize(("event_type", "severity"), [("Freeze", "info"), ("Preempt", "critical")])
-def test_labels_do_not_change_during_an_event(event_type: str, severity: str) -> None:
+def test_labels_do_not_change_during_an_event(event_type, severity):
     scheduled = sample_event(event_type=event_type, not_before=NOT_BEFORE)
     started = sample_event(event_type=event_type, event_status="Started", not_before=None)
     postponed = sample_event(event_type=event_type, not_before=NOT_BEFORE + timedelta(hours=1))
@@ -70,7 +64,7 @@ def test_labels_do_not_change_during_an_event(event_type: str, severity: str) ->
     assert all(len(life) == 1 for life in lives)
 
 
-def test_alert_links_to_the_vm_in_the_azure_portal_of_its_cloud() -> None:
+def test_alert_links_to_the_vm_in_the_azure_portal_of_its_cloud():
     hosts = {"westeurope": "portal.azure.com", "usgovvirginia": "portal.azure.us", "chinaeast2": "portal.azure.cn"}
     for location, host in hosts.items():
         vm = msgspec.structs.replace(VM, location=location, resource_id=f"{VM.resource_id}(1)")
@@ -79,7 +73,7 @@ def test_alert_links_to_the_vm_in_the_azure_portal_of_its_cloud() -> None:
     assert "generatorURL" not in alerts(vm=VmIdentity(name="WestNO_0"))[0]
 
 
-def test_selected_tags_become_labels_without_replacing_built_in_labels() -> None:
+def test_selected_tags_become_labels_without_replacing_built_in_labels():
     vm = msgspec.structs.replace(VM, tags={"Cost-Centre": "4711", "severity": "page", "secret": "s", "team": "web"})
     (alert,) = alerts(AlertmanagerFormat(tag_labels=("cost-centre", "severity", "absent", "team")), vm=vm)
     assert alert["labels"]["cost_centre"] == "4711"
@@ -89,14 +83,14 @@ def test_selected_tags_become_labels_without_replacing_built_in_labels() -> None
 
 
 @pytest.mark.parametrize("transition", ENDS)
-def test_ended_event_resolves_the_alert_immediately(transition: Transition) -> None:
+def test_ended_event_resolves_the_alert_immediately(transition):
     (alert,) = alerts(transition=transition, observed_at="2026-11-20T11:00:02.000Z")
     ends_at = parse_time(alert["endsAt"])
     assert ends_at == NOW - timedelta(seconds=10)
     assert parse_time(alert["startsAt"]) <= ends_at  # otherwise, Alertmanager rejects the alert
 
 
-def test_changed_event_type_resolves_the_alert_with_the_old_labels() -> None:
+def test_changed_event_type_resolves_the_alert_with_the_old_labels():
     before, after = alerts(
         transition=Transition.UPDATED,
         event=sample_event(event_type="Freeze"),
@@ -109,7 +103,7 @@ def test_changed_event_type_resolves_the_alert_with_the_old_labels() -> None:
     assert parse_time(after["endsAt"]) > NOW
 
 
-def test_configured_labels_are_sanitized_and_replace_no_built_in_labels() -> None:
+def test_configured_labels_are_sanitized_and_replace_no_built_in_labels():
     (alert,) = alerts(labels={"cost-centre": "12", "0day": "x", "severity": "page", "empty": ""})
     assert alert["labels"]["cost_centre"] == "12"
     assert alert["labels"]["_0day"] == "x"
@@ -121,7 +115,7 @@ def test_configured_labels_are_sanitized_and_replace_no_built_in_labels() -> Non
     "transition",
     [Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED],
 )
-def test_heartbeats_and_approvals_are_delivered_without_a_request(transition: Transition) -> None:
+def test_heartbeats_and_approvals_are_delivered_without_a_request(transition):
     with HttpPeer() as peer:
         sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}", format="alertmanager"))
         for event in (None, sample_event()):
@@ -130,25 +124,25 @@ def test_heartbeats_and_approvals_are_delivered_without_a_request(transition: Tr
         assert peer.requests == ()
 
 
-def test_alert_expires_after_five_minutes() -> None:
+def test_alert_expires_after_five_minutes():
     (alert,) = alerts(transition=Transition.TEST)
     assert parse_time(alert["endsAt"]) == NOW + timedelta(minutes=5)
     assert "nothing happens" in alert["annotations"]["summary"]
 
 
 @pytest.mark.parametrize("base", ["http://a:9093", "http://a:9093/", "http://a:9093/api/v2/alerts"])
-def test_base_url_and_full_url_are_both_accepted(base: str) -> None:
+def test_base_url_and_full_url_are_both_accepted(base):
     assert alerts_url(base) == "http://a:9093/api/v2/alerts"
     assert alerts_url("http://a/prefix") == "http://a/prefix/api/v2/alerts"
 
 
 @pytest.fixture
-def peer() -> Iterator[HttpPeer]:
+def peer():
     with HttpPeer() as each:
         yield each
 
 
-def test_check_requests_the_status_of_alertmanager(peer: HttpPeer) -> None:
+def test_check_requests_the_status_of_alertmanager(peer):
     sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}/", format="alertmanager"))
     peer.say(200, body=b'{"versionInfo": {"version": "0.25.0"}}')
     sink.check()

@@ -1,7 +1,5 @@
 """The sink `webhook` with `credential = "attested"`: each request carries the portal's token for this VM."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 

@@ -1,7 +1,5 @@
 """The contract suite for the webhook sink in each format."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.testing.http_contract import Answer, HttpSinkContract

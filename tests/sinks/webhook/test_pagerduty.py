@@ -1,10 +1,7 @@
 """Records as PagerDuty events: one incident per event, and change events for events without a possible action."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,18 +18,17 @@ CHANGE_URL = "https://events.pagerduty.com/v2/change/enqueue"
 NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
 
 
-def message(urgent_as: str = "change", **fields: Any) -> tuple[str, dict[str, Any]]:
+def message(urgent_as="change", **fields):
     """Return the URL and the body for a record with *fields*."""
     made = PagerDutyFormat(Secret(key="routing_key", env="K", environ={"K": ROUTING_KEY}), urgent_as=urgent_as)
     sent = made.message(DEFAULT_URL, sample_record(**fields), NOW)
-    assert sent is not None
-    body: dict[str, Any] = json.loads(sent.body)
+    body = json.loads(sent.body)
     assert body["routing_key"] == ROUTING_KEY
     return sent.url, body
 
 
 @pytest.mark.parametrize("transition", [Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED])
-def test_open_event_triggers_an_incident(transition: Transition) -> None:
+def test_open_event_triggers_an_incident(transition):
     record = sample_record(transition=transition)
     url, body = message(transition=transition)
     assert (url, body["event_action"]) == (DEFAULT_URL, "trigger")
@@ -45,20 +41,20 @@ def test_open_event_triggers_an_incident(transition: Transition) -> None:
 
 
 @pytest.mark.parametrize("transition", [Transition.COMPLETED, Transition.CANCELED, Transition.ENDED])
-def test_ended_event_resolves_the_same_incident(transition: Transition) -> None:
+def test_ended_event_resolves_the_same_incident(transition):
     url, body = message(transition=transition)
     assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
     assert body["dedup_key"] == message()[1]["dedup_key"]
 
 
-def test_dedup_key_of_an_event_is_the_same_on_every_vm() -> None:
+def test_dedup_key_of_an_event_is_the_same_on_every_vm():
     here, there = (sample_record(vm=VmIdentity(name=name)) for name in ("WestNO_0", "WestNO_1"))
     assert dedup_key(here) == dedup_key(there)
 
 
 @pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
 @pytest.mark.parametrize("transition", [Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED])
-def test_preempt_and_terminate_are_change_events_by_default(event_type: str, transition: Transition) -> None:
+def test_preempt_and_terminate_are_change_events_by_default(event_type, transition):
     event = sample_event(event_type=event_type)
     url, body = message(event=event, transition=transition)
     assert url == CHANGE_URL
@@ -67,7 +63,7 @@ def test_preempt_and_terminate_are_change_events_by_default(event_type: str, tra
     assert (url, "event_action" in body) == (DEFAULT_URL, True)
 
 
-def test_event_that_becomes_a_change_event_resolves_its_incident() -> None:
+def test_event_that_becomes_a_change_event_resolves_its_incident():
     url, body = message(
         transition=Transition.UPDATED,
         event=sample_event(event_type="Terminate"),
@@ -77,7 +73,7 @@ def test_event_that_becomes_a_change_event_resolves_its_incident() -> None:
     assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
 
 
-def test_record_triggers_no_incident() -> None:
+def test_record_triggers_no_incident():
     assert message("alert", transition=Transition.TEST)[0] == CHANGE_URL
 
 
@@ -85,7 +81,7 @@ def test_record_triggers_no_incident() -> None:
     "transition",
     [Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED],
 )
-def test_heartbeats_and_approvals_cause_no_request(transition: Transition) -> None:
+def test_heartbeats_and_approvals_cause_no_request(transition):
     made = PagerDutyFormat(Secret(key="routing_key", env="K", environ={"K": ROUTING_KEY}), urgent_as="change")
     for event in (None, sample_event()):
         record = sample_record(transition=transition, event=event)
@@ -103,9 +99,7 @@ def test_heartbeats_and_approvals_cause_no_request(transition: Transition) -> No
         (500, b"", DeliveryFailed),
     ],
 )
-def test_responses_of_pagerduty_determine_the_outcome(
-    monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, error: type[Exception] | None
-) -> None:
+def test_responses_of_pagerduty_determine_the_outcome(monkeypatch, status, body, error):
     monkeypatch.setenv("ROUTING_KEY", ROUTING_KEY)
     with HttpPeer() as peer:
         url = f"http://{peer.address.authority}/v2/enqueue"

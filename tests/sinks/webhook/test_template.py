@@ -1,10 +1,7 @@
 """Templates of the webhook sink: validation at start, the sandbox, and valid JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,7 @@ CHAT = """
 """
 
 
-def mistake(**keys: Any) -> str:
+def mistake(**keys):
     try:
         read({"sinks": [{"type": "webhook", "url": "http://127.0.0.1:1/x", "format": "template", **keys}]})
     except ConfigurationError as error:
@@ -33,7 +30,7 @@ def mistake(**keys: Any) -> str:
     return ""
 
 
-def test_template_formats_the_record() -> None:
+def test_template_formats_the_record():
     record = sample_record(event=sample_event(description='"quoted"\n\u2603'))
     with HttpPeer() as peer:
         sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}", format="template", template=CHAT))
@@ -62,11 +59,11 @@ def test_template_formats_the_record() -> None:
         ({"template": "{}", "content_type": "text/\nplain"}, "content_type"),
     ],
 )
-def test_invalid_template_is_detected_when_the_configuration_is_read(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_template_is_detected_when_the_configuration_is_read(keys, sentence):
     assert sentence in mistake(**keys)
 
 
-def test_template_is_tested_only_with_transitions_of_the_sink() -> None:
+def test_template_is_tested_only_with_transitions_of_the_sink():
     template = '{"a": {{ event.event_type | tojson }}}'
     assert not mistake(template=template, transitions=["scheduled", "completed"])
     assert "heartbeat" in mistake(template=template, transitions=["scheduled"], heartbeat=True)
@@ -85,7 +82,7 @@ def test_template_is_tested_only_with_transitions_of_the_sink() -> None:
         ("vm.name.split('_')", "vm.name"),
     ],
 )
-def test_template_that_fails_on_a_null_field_is_detected_at_start(value: str, null: str) -> None:
+def test_template_that_fails_on_a_null_field_is_detected_at_start(value, null):
     transitions = ["scheduled", "started", "completed"]
     said = mistake(template=f"{{{{ {value} }}}}", content_type="text/plain", transitions=transitions)
     assert "The template fails" in said
@@ -101,7 +98,7 @@ def test_template_that_fails_on_a_null_field_is_detected_at_start(value: str, nu
     ],
     ids=["template", "url"],
 )
-def test_template_can_use_only_configured_labels(keys: dict[str, str]) -> None:
+def test_template_can_use_only_configured_labels(keys):
     table = {"sinks": [{"type": "webhook", "url": "https://example.net/", "format": "template", **keys}]}
     assert len(read({**table, "labels": {"team": 'pay"ments'}}).sinks) == 1
     for others in ({}, {"labels": {"tema": "payments"}}):
@@ -109,13 +106,13 @@ def test_template_can_use_only_configured_labels(keys: dict[str, str]) -> None:
             read({**table, **others})
 
 
-def test_branch_for_a_transition_is_tested_without_the_fields_it_lacks() -> None:
+def test_branch_for_a_transition_is_tested_without_the_fields_it_lacks():
     template = '{"a": {{ (event.not_before[:10] if transition == "completed" else "") | tojson }}}'
     assert "transition completed: " in mistake(template=template, transitions=["completed"])
     assert not mistake(template=template, transitions=["scheduled"])
 
 
-def test_template_can_use_severity_summary_and_sentence() -> None:
+def test_template_can_use_severity_summary_and_sentence():
     template = "{{ severity }}|{{ summary }}|{{ sentence }}"
     config = WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain")
     assert config.template == template
@@ -127,7 +124,7 @@ def test_template_can_use_severity_summary_and_sentence() -> None:
     assert made.render(sample_record(transition=Transition.HEARTBEAT, event=None)).startswith(b"info|heartbeat")
 
 
-def test_icon_and_color_follow_the_severity_of_the_transition() -> None:
+def test_icon_and_color_follow_the_severity_of_the_transition():
     made = TemplateFormat("{{ severity }} {{ icon }} {{ color }} {{ card_color }}", content_type="text/plain")
     event = sample_event(event_type="Preempt")
     looks = {each: made.render(sample_record(transition=each, event=event)).decode() for each in Transition}
@@ -137,7 +134,7 @@ def test_icon_and_color_follow_the_severity_of_the_transition() -> None:
     assert looks[Transition.ENDED].split()[0] == looks[Transition.TEST].split()[0] == "info"
 
 
-def test_blank_body_causes_no_request() -> None:
+def test_blank_body_causes_no_request():
     template = "{% if not previous %}{}{% endif %}\n"
     with HttpPeer() as peer:
         url = f"http://{peer.address.authority}"
@@ -164,7 +161,7 @@ CLOSE = (
 
 
 @pytest.mark.parametrize("by", ["url", "url_env"])
-def test_url_template_closes_the_alert(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_url_template_closes_the_alert(monkeypatch, by):
     with HttpPeer() as peer:
         url = f"http://{peer.address.authority}/v2/alerts{CLOSE}"
         monkeypatch.setenv("OPSGENIE", url)
@@ -192,20 +189,20 @@ def test_url_template_closes_the_alert(monkeypatch: pytest.MonkeyPatch, by: str)
         ({"url": "http://example.net/{% if %}"}, "url is invalid"),
     ],
 )
-def test_invalid_url_template_is_detected_when_the_configuration_is_read(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_url_template_is_detected_when_the_configuration_is_read(keys, sentence):
     found = mistake(**{"template": "{}", "transitions": ["scheduled"], **keys})
     assert sentence in found
     assert "secret" not in found
 
 
-def test_template_error_parks_the_record_without_a_request() -> None:
+def test_template_error_parks_the_record_without_a_request():
     made = TemplateFormat('{"n": {{ 1 // (sequence - 2) }}}', content_type="application/json")
     assert made.render(sample_record(3)) == b'{"n": 1}'
     with pytest.raises(DeliveryRejected, match="ZeroDivisionError"):
         made.render(sample_record(2))
 
 
-def test_missing_jinja2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja2_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = mistake(template="{}")
     assert "the extra [template]: " in said

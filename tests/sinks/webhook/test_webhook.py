@@ -1,15 +1,10 @@
 """The webhook sink: CloudEvents, signatures, the URL, and the check."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,16 +21,16 @@ NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
 
 
 @pytest.fixture
-def peer() -> Iterator[HttpPeer]:
+def peer():
     with HttpPeer() as each:
         yield each
 
 
 @pytest.fixture
-def sink(peer: HttpPeer) -> Iterator[Any]:
-    made: list[WebhookSink] = []
+def sink(peer):
+    made = []
 
-    def make(path: str = "/hook", **keys: Any) -> WebhookSink:
+    def make(path="/hook", **keys):
         if not {"url", "url_file", "url_env"} & set(keys):
             keys["url"] = f"http://{peer.address.authority}{path}"
         made.append(WebhookSink(WebhookConfig(**keys), now=lambda: NOW))
@@ -49,7 +44,7 @@ def sink(peer: HttpPeer) -> Iterator[Any]:
 # The CloudEvent.
 
 
-def test_record_is_sent_as_a_cloudevent(peer: HttpPeer, sink: Any) -> None:
+def test_record_is_sent_as_a_cloudevent(peer, sink):
     record = sample_record(17)
     sink().send([record])
     (request,) = peer.requests
@@ -72,14 +67,12 @@ def test_record_is_sent_as_a_cloudevent(peer: HttpPeer, sink: Any) -> None:
 # Signatures.
 
 
-def signature(key: str, request: Any) -> str:
+def signature(key, request):
     signed = f"{request.headers['webhook-id']}.{request.headers['webhook-timestamp']}.".encode() + request.body
     return "v1," + base64.b64encode(hmac.new(base64.b64decode(key), signed, hashlib.sha256).digest()).decode()
 
 
-def test_every_secret_in_the_file_signs_and_changes_apply_immediately(
-    peer: HttpPeer, sink: Any, tmp_path: Path
-) -> None:
+def test_every_secret_in_the_file_signs_and_changes_apply_immediately(peer, sink, tmp_path):
     secrets = tmp_path / "secrets"
     secrets.write_text(f"# new\nwhsec_{KEY}\n# old\nwhsec_{OTHER_KEY}\n")
     each = sink(secret_file=str(secrets))
@@ -96,9 +89,7 @@ def test_every_secret_in_the_file_signs_and_changes_apply_immediately(
 @pytest.mark.parametrize(
     "text", [KEY, "whsec_", "whsec_c2hvcnQ=", f"whsec_{KEY}!", "whsec_" + base64.b64encode(b"x" * 65).decode()]
 )
-def test_invalid_secret_needs_attention_and_is_not_in_the_error(
-    sink: Any, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_invalid_secret_needs_attention_and_is_not_in_the_error(sink, monkeypatch, text):
     monkeypatch.setenv("HOOK_SECRET", text)
     each = sink(secret_env="HOOK_SECRET")
     for call in (lambda: each.send([sample_record()]), each.check):
@@ -111,7 +102,7 @@ def test_invalid_secret_needs_attention_and_is_not_in_the_error(
 # The URL.
 
 
-def test_url_file_is_read_for_every_request(peer: HttpPeer, sink: Any, tmp_path: Path) -> None:
+def test_url_file_is_read_for_every_request(peer, sink, tmp_path):
     url = tmp_path / "url"
     url.write_text(f"http://{peer.address.authority}/one\n")
     each = sink(url_file=str(url))
@@ -130,7 +121,7 @@ def test_url_file_is_read_for_every_request(peer: HttpPeer, sink: Any, tmp_path:
 
 
 @pytest.mark.parametrize("status", [200, 204, 400, 405, 415, 429, 501])
-def test_check_accepts_any_response_of_a_working_endpoint(peer: HttpPeer, sink: Any, status: int) -> None:
+def test_check_accepts_any_response_of_a_working_endpoint(peer, sink, status):
     peer.say(status)
     sink().check()
     (request,) = peer.requests
@@ -139,16 +130,14 @@ def test_check_accepts_any_response_of_a_working_endpoint(peer: HttpPeer, sink: 
 
 
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 407, 410, 500, 502, 503])
-def test_check_reports_the_status_of_a_wrong_endpoint(peer: HttpPeer, sink: Any, status: int) -> None:
+def test_check_reports_the_status_of_a_wrong_endpoint(peer, sink, status):
     peer.say(status)
     with pytest.raises(DeliveryFailed, match=f"responded with {status} .*`send-test`") as failed:
         sink().check()
     assert failed.value.needs_attention
 
 
-def test_check_of_pagerduty_tests_only_the_connection(
-    peer: HttpPeer, sink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_of_pagerduty_tests_only_the_connection(peer, sink, monkeypatch):
     pagerduty = sink("/v2/enqueue", format="pagerduty", routing_key_env="KEY")
     with pytest.raises(DeliveryFailed, match="variable KEY of routing_key_env is empty"):
         pagerduty.check()

@@ -1,7 +1,5 @@
 """The portal token, from a file or from the environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.approval.credentials import secret_token

@@ -1,7 +1,5 @@
 """Verification of decision tokens: invalid tokens are refused with the exact reason, which reveals no claims."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

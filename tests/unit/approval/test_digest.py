@@ -1,7 +1,5 @@
 """The digest of an event: a change of any signed field changes the digest."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -88,7 +86,7 @@ def test_resource_order_duplicates_and_unsigned_fields_keep_the_digest(event, da
     assert digest(other) == digest(event)
 
 
-def _node() -> str | None:
+def _node():
     try:
         return subprocess.run(["node", "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):

@@ -1,7 +1,5 @@
 """Rules: the matching rule of an event, the scope of its command, and the order of the VMs."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.approval.rules import act_delay_seconds, first_match

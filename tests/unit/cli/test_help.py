@@ -1,7 +1,5 @@
 """The help of the command line: groups of commands, examples, and completion."""
 
-from __future__ import annotations
-
 import shlex
 
 import click

@@ -1,7 +1,5 @@
 """`init` prints a configuration, or writes it to a new file."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

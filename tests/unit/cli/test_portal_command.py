@@ -1,7 +1,5 @@
 """The command `portal` without the libraries of the portal, which the agent never imports."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

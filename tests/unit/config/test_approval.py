@@ -1,7 +1,5 @@
 """The [approval] table: its defaults, and errors that must appear before an approval depends on the table."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

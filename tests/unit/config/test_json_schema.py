@@ -1,7 +1,5 @@
 """The JSON schema of the configuration accepts valid configurations and rejects typical errors."""
 
-from __future__ import annotations
-
 import sys
 
 import jsonschema

@@ -1,7 +1,5 @@
 """The configuration file: all errors in one report, no secret in messages, and the default paths."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -54,7 +52,7 @@ class Hook(Sink):
 
 
 @pytest.fixture(autouse=True)
-def acme(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def acme(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("acme")
     (folder / "acme_config_test.py").write_text(SINK)
     monkeypatch.syspath_prepend(str(folder))
@@ -65,8 +63,8 @@ HOOK = '[[sinks]]\ntype = "acme_config_test:Hook"\nname = "hook"\nurl = "https:/
 
 
 @pytest.fixture
-def settings_of(tmp_path: Path) -> Load:
-    def settings_of(text: str | bytes) -> Settings:
+def settings_of(tmp_path):
+    def settings_of(text):
         path = tmp_path / "config.toml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return load(path)
@@ -75,8 +73,8 @@ def settings_of(tmp_path: Path) -> Load:
 
 
 @pytest.fixture
-def mistakes_of(settings_of: Load) -> Refuse:
-    def mistakes_of(text: str | bytes) -> tuple[str, ...]:
+def mistakes_of(settings_of):
+    def mistakes_of(text):
         with pytest.raises(ConfigurationError) as caught:
             settings_of(text)
         assert str(caught.value) == "\n".join(caught.value.mistakes)
@@ -85,7 +83,7 @@ def mistakes_of(settings_of: Load) -> Refuse:
     return mistakes_of
 
 
-def test_without_a_file_a_stdout_sink_and_documented_defaults_apply() -> None:
+def test_without_a_file_a_stdout_sink_and_documented_defaults_apply():
     settings = load(None)
     assert [(sink.name, sink.type_name) for sink in settings.sinks] == [("stdout", "stdout")]
     assert settings.stop_grace_seconds == 10
@@ -99,7 +97,7 @@ def test_without_a_file_a_stdout_sink_and_documented_defaults_apply() -> None:
     assert settings.heartbeat.interval_seconds == 0
 
 
-def test_every_table_is_read(settings_of: Load) -> None:
+def test_every_table_is_read(settings_of):
     settings = settings_of(
         "stop_grace_seconds = 3\n[imds]\npoll_interval_seconds = 2\n"
         '[vm]\nname = "WestNO_0"\ntags = { env = "prod" }\n[labels]\n"my team" = "payments"\n'
@@ -116,7 +114,7 @@ def test_every_table_is_read(settings_of: Load) -> None:
     assert settings.sinks[0].build().config is config
 
 
-def test_all_errors_of_a_file_are_reported_together(mistakes_of: Refuse) -> None:
+def test_all_errors_of_a_file_are_reported_together(mistakes_of):
     said = mistakes_of(
         'stop_grace_secnds = 5\n[imds]\ntimeout_seconds = "5"\n[state]\nmax_bytes = 1\n[approval]\ndry_run = 1\n'
         '[[sinks]]\ntype = "stdot"\n[[sinks]]\ntype = "acme_config_test:Hook"\nmax_batch = 0\n'
@@ -132,7 +130,7 @@ def test_all_errors_of_a_file_are_reported_together(mistakes_of: Refuse) -> None
     ]
 
 
-def test_invalid_key_does_not_hide_an_error_of_several_keys(mistakes_of: Refuse) -> None:
+def test_invalid_key_does_not_hide_an_error_of_several_keys(mistakes_of):
     rule = '[[approval.rules]]\nname = "a"\naction = "{}"\n'
     sink = HOOK + 'timeout_seconds = "5s"\nsecret_file = "a"\nsecret_env = "B"\n'
     said = "\n".join(mistakes_of(sink + rule.format("aprove") + rule.format("approve")))
@@ -173,7 +171,7 @@ def test_invalid_key_does_not_hide_an_error_of_several_keys(mistakes_of: Refuse)
         (HOOK + "stop_grace_seconds = 3", "Unknown key `sinks[0].stop_grace_seconds` (sink 'hook'). Valid keys: "),
     ],
 )
-def test_error_reports_key_value_and_valid_values(mistakes_of: Refuse, text: str, sentence: str) -> None:
+def test_error_reports_key_value_and_valid_values(mistakes_of, text, sentence):
     (said,) = mistakes_of(text)
     assert sentence in said
     assert "\n" not in said
@@ -204,19 +202,19 @@ def test_error_reports_key_value_and_valid_values(mistakes_of: Refuse, text: str
         ),
     ],
 )
-def test_error_in_a_sink_names_the_sink(mistakes_of: Refuse, line: str, sentence: str) -> None:
+def test_error_in_a_sink_names_the_sink(mistakes_of, line, sentence):
     (said,) = mistakes_of(HOOK + line + "\n")
     assert sentence in said
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a/b"])
-def test_sink_name_with_special_characters_is_rejected(mistakes_of: Refuse, name: str) -> None:
+def test_sink_name_with_special_characters_is_rejected(mistakes_of, name):
     (said,) = mistakes_of(f'[[sinks]]\ntype = "stdout"\nname = "{name}"\n')
     assert "sinks[0].name" in said
     assert "1 to 64 characters" in said
 
 
-def test_duplicate_sink_name_is_reported_for_both_sinks(mistakes_of: Refuse) -> None:
+def test_duplicate_sink_name_is_reported_for_both_sinks(mistakes_of):
     (said,) = mistakes_of('[[sinks]]\ntype = "stdout"\n' * 2)
     assert said.startswith("sinks[1] (sink 'stdout'): sinks[0] has the same name.")
 
@@ -243,7 +241,7 @@ def test_duplicate_sink_name_is_reported_for_both_sinks(mistakes_of: Refuse) -> 
         "[sinks.token]\nx = 'hunter2'",
     ],
 )
-def test_misplaced_secret_is_never_shown(mistakes_of: Refuse, line: str) -> None:
+def test_misplaced_secret_is_never_shown(mistakes_of, line):
     said = "\n".join(mistakes_of('[[sinks]]\ntype = "acme_config_test:Hook"\n' + line))
     assert "hunter2" not in said
 
@@ -256,7 +254,7 @@ def test_misplaced_secret_is_never_shown(mistakes_of: Refuse, line: str) -> None
         'type = "stdout"\nname = "http://h/hunter2"',
     ],
 )
-def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_of: Refuse, keys: str) -> None:
+def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_of, keys):
     said = "\n".join(mistakes_of(f"[[sinks]]\n{keys}\n"))
     assert "hunter2" not in said
     assert "http://h/..." in said
@@ -269,14 +267,14 @@ def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_o
         ("[imds]\ntimeout_seconds = = 5\n", "line 2, column 19"),
     ],
 )
-def test_syntax_error_names_line_and_column(mistakes_of: Refuse, text: str, where: str) -> None:
+def test_syntax_error_names_line_and_column(mistakes_of, text, where):
     (said,) = mistakes_of(text)
     assert "is not valid TOML: " in said
     assert where in said
     assert "config.toml" in said
 
 
-def test_file_that_is_not_text_is_reported(mistakes_of: Refuse, settings_of: Load) -> None:
+def test_file_that_is_not_text_is_reported(mistakes_of, settings_of):
     assert "Save it as UTF-8." in mistakes_of("[imds]\n".encode("utf-16"))[0]
     assert "is not valid TOML" in mistakes_of("x = " + "[" * 50_000)[0]
     if sys.version_info >= (3, 11):
@@ -284,7 +282,7 @@ def test_file_that_is_not_text_is_reported(mistakes_of: Refuse, settings_of: Loa
     assert settings_of(b"\xef\xbb\xbfstop_grace_seconds = 1").stop_grace_seconds == 1
 
 
-def test_sink_that_is_not_configured_is_never_imported() -> None:
+def test_sink_that_is_not_configured_is_never_imported():
     code = (
         "import json, sys; from bridge.config.loader import load; load(None); "
         "print(json.dumps(sorted(name for name in sys.modules if name.startswith('sinks.'))))"
@@ -293,7 +291,7 @@ def test_sink_that_is_not_configured_is_never_imported() -> None:
     assert set(json.loads(done.stdout)) <= {"sinks.blocking", "sinks.sentence", "sinks.stdout"}
 
 
-def test_agent_settings_are_read_without_importing_requests_or_the_sinks(tmp_path: Path) -> None:
+def test_agent_settings_are_read_without_importing_requests_or_the_sinks(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text('[state]\ndirectory = "/x"\n' + HOOK + "no_such_key = 1\n")
     code = (
@@ -307,7 +305,7 @@ def test_agent_settings_are_read_without_importing_requests_or_the_sinks(tmp_pat
     assert len(caught.value.mistakes) == 1
 
 
-def test_explicit_path_wins_over_the_environment(tmp_path: Path) -> None:
+def test_explicit_path_wins_over_the_environment(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.touch()
     two.touch()
@@ -315,7 +313,7 @@ def test_explicit_path_wins_over_the_environment(tmp_path: Path) -> None:
     assert find_config(None, {CONFIG_VARIABLE: str(two)}) == two
 
 
-def test_windows_default_path_is_below_program_data(tmp_path: Path) -> None:
+def test_windows_default_path_is_below_program_data(tmp_path):
     environ = {"PROGRAMDATA": str(tmp_path), CONFIG_VARIABLE: ""}
     assert find_config(None, environ, windows=True) is None
     ours = tmp_path / "scheduled-events-bridge"
@@ -335,12 +333,12 @@ def test_windows_default_path_is_below_program_data(tmp_path: Path) -> None:
         ({"HOME": "/home/u", "XDG_STATE_HOME": "s"}, False, "/home/u/.local/state/scheduled-events-bridge"),
     ],
 )
-def test_state_directory_is_found(environ: dict[str, str], is_root: bool, directory: str) -> None:  # noqa: FBT001
+def test_state_directory_is_found(environ, is_root, directory):
     assert state_directory(load(None), environ, windows=False, is_root=is_root) == Path(directory)
 
 
-def test_every_setting_is_documented() -> None:
-    structs: list[type[msgspec.Struct]] = [Settings, SinkConfig]
+def test_every_setting_is_documented():
+    structs = [Settings, SinkConfig]
     for struct in structs:
         texts = documented(struct)
         for field in msgspec.structs.fields(struct):

@@ -1,7 +1,5 @@
 """Detection of secrets in URLs, without false positives for plain URLs."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.config.masking import has_secret

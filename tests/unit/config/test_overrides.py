@@ -1,7 +1,5 @@
 """Environment variables that override settings of the file, with the same validation."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

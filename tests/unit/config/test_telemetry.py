@@ -1,7 +1,5 @@
 """The table [telemetry], and the OTEL_* variables that complete it."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.config.loader import load

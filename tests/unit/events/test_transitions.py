@@ -7,8 +7,8 @@ from document_kit import DOCUMENTS, NOW, SOON, VM, changes_between, document, ev
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Transition, TransitionRecord
+from bridge.events.event import Document
+from bridge.events.record import Transition
 from bridge.events.transitions import is_over
 
 
@@ -205,8 +205,8 @@ def test_events_that_share_an_id_are_paired_by_shape_then_by_position():
 # Complete histories.
 
 
-def replay(changes: list[TransitionRecord]) -> dict[str, ScheduledEvent]:
-    world: dict[str, ScheduledEvent] = {}
+def replay(changes):
+    world = {}
     for change in changes:
         if change.transition.is_ending or is_over(change.event):
             world.pop(change.event.key, None)

@@ -1,7 +1,5 @@
 """Metrics: consistent in every scrape, cheap on every poll, and never labeled by event ID."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timezone
 
@@ -15,7 +13,7 @@ from bridge.metrics.metrics import PREFIX, Metrics
 LABELS = {"sink", "reason", "transition", "event_type", "event_status", "result", "version", "python", "le"}
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def samples(metrics):
     """Return every sample of one scrape, as ``name{label="value"}`` without the prefix."""
     found = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
@@ -25,16 +23,16 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def event(event_type: str = "Freeze", event_status: str = "Scheduled", event_id: str | None = None) -> ScheduledEvent:
+def event(event_type="Freeze", event_status="Scheduled", event_id=None):
     return ScheduledEvent(event_type=event_type, event_status=event_status, event_id=event_id)
 
 
 @pytest.fixture
-def metrics() -> Metrics:
+def metrics():
     return Metrics(CLOCK)
 
 
-def test_polls_are_counted_by_result(metrics: Metrics) -> None:
+def test_polls_are_counted_by_result(metrics):
     for result in ("ok", "unreachable", "ok"):
         metrics.polled(result, duration_seconds=0.5)
     metrics.good_poll(1_800_000_000.5, Document(incarnation=7))
@@ -44,7 +42,7 @@ def test_polls_are_counted_by_result(metrics: Metrics) -> None:
     assert (seen["last_good_poll_timestamp_seconds"], seen["document_incarnation"]) == (1_800_000_000.5, 7)
 
 
-def test_active_events_are_those_of_the_last_document(metrics: Metrics) -> None:
+def test_active_events_are_those_of_the_last_document(metrics):
     metrics.good_poll(1.0, Document(events=(event(), event(), event(event_type="Reboot", event_status="Started"))))
     seen = samples(metrics)
     assert seen['active_events{event_status="Scheduled",event_type="Freeze"}'] == 2
@@ -53,7 +51,7 @@ def test_active_events_are_those_of_the_last_document(metrics: Metrics) -> None:
     assert not [name for name in samples(metrics) if name.startswith("active_events")]
 
 
-def test_non_numeric_incarnation_has_no_sample(metrics: Metrics) -> None:
+def test_non_numeric_incarnation_has_no_sample(metrics):
     metrics.good_poll(1.0, Document(incarnation="abc123"))
     assert "document_incarnation" not in samples(metrics)
     metrics.good_poll(1.0, Document(incarnation=10**400))
@@ -62,7 +60,7 @@ def test_non_numeric_incarnation_has_no_sample(metrics: Metrics) -> None:
     assert samples(metrics)["document_incarnation"] == 12
 
 
-def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
+def test_sink_is_measured_under_its_name(metrics):
     sink = metrics.sink("sre")
     assert metrics.sink("sre") is sink
     sink.sent(0.25)
@@ -79,7 +77,7 @@ def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
     assert samples(metrics)['sink_needs_attention{sink="sre"}'] == 0
 
 
-def test_removed_sink_has_no_series(metrics: Metrics) -> None:
+def test_removed_sink_has_no_series(metrics):
     sink = metrics.sink("old")
     sink.retried("timeout")
     sink.set_needs_attention(needed=True)
@@ -88,7 +86,7 @@ def test_removed_sink_has_no_series(metrics: Metrics) -> None:
     assert not [name for name in samples(metrics) if "old" in name]
 
 
-def test_removed_portal_has_no_series_and_can_be_added_again(metrics: Metrics) -> None:
+def test_removed_portal_has_no_series_and_can_be_added_again(metrics):
     metrics.forget_approval_channel()
     metrics.approval_channel().failed()
     assert samples(metrics)["approval_channel_up"] == 0
@@ -98,7 +96,7 @@ def test_removed_portal_has_no_series_and_can_be_added_again(metrics: Metrics) -
     assert samples(metrics)["approval_channel_up"] == 1
 
 
-def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
+def test_totals_of_one_scrape_come_from_one_snapshot(metrics):
     outbox = ListedOutbox(delivered=1, pending=2, parked=3, evicted=4, discarded=5, expired=6)
     metrics.watch_outbox(outbox, tuple)
     for scrape in (1, 2):
@@ -116,17 +114,17 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
         assert seen['sink_oldest_pending_age_seconds{sink="a"}'] == 1.5
 
 
-def test_expired_records_are_counted_by_reason(metrics: Metrics) -> None:
+def test_expired_records_are_counted_by_reason(metrics):
     metrics.watch_outbox(ListedOutbox(expired=3, event_over=1), tuple)
     seen = samples(metrics)
     assert seen['sink_expired_by_reason_total{reason="age",sink="a"}'] == 2
     assert seen['sink_expired_by_reason_total{reason="event_over",sink="a"}'] == 1
 
 
-def test_next_not_before_counts_down_to_the_next_event_of_this_vm() -> None:
+def test_next_not_before_counts_down_to_the_next_event_of_this_vm():
     metrics = Metrics(CLOCK)
 
-    def ahead(seconds: float, event_type: str, *resources: str, status: str = "Scheduled") -> ScheduledEvent:
+    def ahead(seconds, event_type, *resources, status="Scheduled"):
         moment = datetime.fromtimestamp(NOW + seconds, timezone.utc)
         return ScheduledEvent(event_type=event_type, event_status=status, resources=resources, not_before=moment)
 
@@ -144,7 +142,7 @@ def test_next_not_before_counts_down_to_the_next_event_of_this_vm() -> None:
         ),
     )
 
-    def shown() -> dict[str, float]:
+    def shown():
         found = samples(metrics)
         return {name.split('"')[1]: value for name, value in found.items() if name.startswith("next_not_before")}
 
@@ -155,7 +153,7 @@ def test_next_not_before_counts_down_to_the_next_event_of_this_vm() -> None:
     assert samples(metrics)["identity_known"] == 1
 
 
-def test_names_and_labels_follow_the_conventions(metrics: Metrics) -> None:
+def test_names_and_labels_follow_the_conventions(metrics):
     metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
     metrics.sink("a").retried("timeout")
     metrics.watch_outbox(ListedOutbox(), tuple)

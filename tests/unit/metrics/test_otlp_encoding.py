@@ -1,7 +1,5 @@
 """The OTLP request of one scrape has the names, labels, and values of /metrics."""
 
-from __future__ import annotations
-
 from listed_outbox import ListedOutbox
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality

@@ -1,7 +1,5 @@
 """The exchange of an attested document for a token: three steps, each refusal, and deadlines."""
 
-from __future__ import annotations
-
 import base64
 import json
 from datetime import datetime, timezone
