@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import threading
 
 import pytest
@@ -10,13 +9,6 @@ from leaks import nothing_left_behind
 
 from bridge.testing.watching import in_time
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
-
-
-@pytest.fixture
-def silent_port():
-    """Return a port on which the kernel accepts connections and no one responds."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
 
 
 def loop_thread(**keys):

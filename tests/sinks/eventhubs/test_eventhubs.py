@@ -1,7 +1,6 @@
 """The Event Hubs sink without an event hub: silent peers, imports, and tokens."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -30,13 +29,6 @@ IDENTITY = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub"
 def record(event_id="A-1", **fields):
     event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
     return freeze(**{"event": event, "vm": VmIdentity(name="vm-1"), **fields})
-
-
-@pytest.fixture
-def silent_port():
-    """Return a port on which the kernel accepts connections and no one responds."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
 
 
 @pytest.fixture

@@ -6,25 +6,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from endpoint_peers import PATIENCE_SECONDS, Peer, RawPeer
+from endpoint_outcome import PATIENCE_SECONDS
+from slow_peer import SlowPeer
 
+from bridge.testing.http_peer import HttpPeer
 from sinks.http.config import HttpConfig
 from sinks.http.endpoint import Endpoint
 
 
 @pytest.fixture
-def peer() -> Iterator[Peer]:
-    each = Peer()
-    yield each
-    each.close()
+def url(peer: HttpPeer) -> str:
+    """Return the URL of the peer."""
+    return f"http://{peer.address.authority}"
 
 
 @pytest.fixture
-def raw_peer() -> Iterator[Any]:
-    peers: list[RawPeer] = []
+def start_peer() -> Iterator[Any]:
+    """Return a function that starts a peer with the given behavior."""
+    peers: list[SlowPeer] = []
 
-    def start(behaviour: Any) -> RawPeer:
-        peers.append(RawPeer(behaviour))
+    def start(behaviour: Any) -> SlowPeer:
+        peers.append(SlowPeer(behaviour))
         return peers[-1]
 
     yield start

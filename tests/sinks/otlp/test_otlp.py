@@ -16,18 +16,12 @@ from bridge.errors import ConfigurationError
 from bridge.events.otel_resource import CONVENTIONAL_LABELS
 from bridge.events.record import Approval
 from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, VmIdentity
-from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.http_contract import Answer
 from bridge.testing.records import sample_event, sample_record
 from sinks.otlp.encoding import encode_request, log_record
 from sinks.otlp.sink import OtlpConfig, OtlpSink, signal_url
 
 PREFIX = "azure.scheduled_event."
-
-
-@pytest.fixture
-def peer():
-    with HttpPeer() as peer:
-        yield peer
 
 
 @pytest.fixture

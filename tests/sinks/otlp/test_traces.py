@@ -10,7 +10,7 @@ from bridge.config.loader import read
 from bridge.delivery.router import Router
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryRejected, Impact, Pause, TimelineEntry, Transition, VmIdentity
-from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.http_contract import Answer
 from bridge.testing.records import VM, sample_event, sample_record
 from sinks.otlp.sink import OtlpConfig, OtlpSink, signal_url
 
@@ -28,12 +28,6 @@ PAUSE = Pause(at="2026-11-20T11:11:00.000Z", seconds=3.5, late_seconds=3.5, step
 def ending(**fields):
     values = {"transition": Transition.COMPLETED, "observed_at": ENDED, "timeline": TIMELINE, "notice_seconds": None}
     return sample_record(**{**values, **fields})
-
-
-@pytest.fixture
-def peer():
-    with HttpPeer() as peer:
-        yield peer
 
 
 @pytest.fixture

@@ -136,12 +136,6 @@ def test_base_url_and_full_url_are_both_accepted(base):
     assert alerts_url("http://a/prefix") == "http://a/prefix/api/v2/alerts"
 
 
-@pytest.fixture
-def peer():
-    with HttpPeer() as each:
-        yield each
-
-
 def test_check_requests_the_status_of_alertmanager(peer):
     sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}/", format="alertmanager"))
     peer.say(200, body=b'{"versionInfo": {"version": "0.25.0"}}')

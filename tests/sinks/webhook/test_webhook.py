@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from bridge.sink import DeliveryFailed, encode
-from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import VM, sample_record
 from sinks.webhook.config import WebhookConfig
 from sinks.webhook.sink import WebhookSink
@@ -18,12 +17,6 @@ from sinks.webhook.sink import WebhookSink
 KEY = base64.b64encode(b"0123456789abcdefghijklmn").decode()
 OTHER_KEY = base64.b64encode(b"x" * 64).decode()
 NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def peer():
-    with HttpPeer() as each:
-        yield each
 
 
 @pytest.fixture
