@@ -50,10 +50,6 @@ def start_and_compare(stage, *, is_behind, **env):
         assert judge(expected, receiver.records) == NOTHING
 
 
-def newest(stage):
-    return max(stage.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
-
-
 def test_agent_starts_on_a_read_only_file_system(tmp_path, agent_env):
     with loop_disk(tmp_path / "disk") as disk, killed(tmp_path, agent_env, state=disk.path / "state") as stage:
         disk.remount("ro")

@@ -346,6 +346,3 @@ class ApproverKit:
     def outcomes(self) -> list[tuple[str, str]]:
         """Return (transition, result) of each record about an approval."""
         return [(each.transition.value, each.approval.result) for each in self.records if each.approval is not None]
-
-
-__all__ = ["ANNE", "BORIS", "START", "VM_ID", "ApproverKit", "NotingImds"]

@@ -19,8 +19,7 @@ _CONTENT = re.compile(rb'\{"licenseType".*?"vmId":"[^"]*"\}')
 class Attesting:
     """Responses below `/api/v1`: challenges, tokens, and records with an issued token."""
 
-    def __init__(self, *, lifetime_seconds: int = 3600) -> None:
-        self.lifetime_seconds = lifetime_seconds
+    def __init__(self) -> None:
         self.refuses: list[tuple[int, str]] = []
         """The status and reason that reject the next documents."""
         self.challenges: list[str] = []
@@ -61,7 +60,7 @@ class Attesting:
             return _json({"error": "Its nonce is old.", "reason": "old_nonce"}, status=409)
         token = f"token-{len(self.documents)}"
         self.tokens[token] = content["vmId"]
-        return _json({"token": token, "expires_in": self.lifetime_seconds})
+        return _json({"token": token, "expires_in": 3600})
 
     def _record(self, request: Request) -> Answer:
         if self.vm_of(request) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from uuid import uuid4
 
 from outbox_kit import OutboxKit, counts_of
 from scripted_sink import Box, ScriptedSink
+from waiting import until
 
 from bridge.clock import Clock
 from bridge.config.settings import SinkSettings
@@ -166,20 +166,12 @@ class DeliveryKit:
         assert sum(totals.values()) == accepted
         return {state: count for state, count in totals.items() if count}
 
-    def until(self, condition: Callable[[], object], seconds: float = SOON_SECONDS) -> None:
-        """Wait until *condition* is true."""
-        deadline = time.monotonic() + seconds
-        pause = threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, "The condition was not met in time."
-            pause.wait(0.005)
-
-    def until_failed(self, times: int, name: str = "s", *, reason: str = "failed") -> None:
+    def until_failed(self, times: int) -> None:
         """Wait until that many sends have failed."""
-        self.until(lambda: self.sample("sink_retries_total", name, reason=reason) == times)
+        until(lambda: self.sample("sink_retries_total", reason="failed") == times)
 
     def until_totals(self, name: str = "s", **wanted: int) -> None:
-        self.until(lambda: self.totals(name) == wanted)
+        until(lambda: self.totals(name) == wanted)
 
     def sample(self, metric: str, name: str = "s", **labels: str) -> float | None:
         """Return one sample of the metrics."""

@@ -15,16 +15,15 @@ _TOOLS = ("mkfs.ext4", "e2fsck", "mount", "umount", "findmnt", "fsfreeze")
 
 
 class LoopDisk:
-    """A file system in *image*, mounted at *path*. It thaws automatically *thaw_seconds* after a freeze."""
+    """A file system in *image*, mounted at *path*. It thaws automatically a minute after a freeze."""
 
-    def __init__(self, path: Path, *, mib: int = 32, thaw_seconds: float = 60.0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._image = path.with_name(f"{path.name}.image")
-        self._thaw_seconds = thaw_seconds
         self._thaw_later: subprocess.Popen[bytes] | None = None
         path.mkdir()
         with self._image.open("wb") as file:
-            file.truncate(mib * _MIB)
+            file.truncate(32 * _MIB)
         self.is_mounted = all(map(shutil.which, _TOOLS)) and _can(["mkfs.ext4", "-q", "-F", self._image])
         self.is_mounted = self.is_mounted and self._mount()
 
@@ -33,7 +32,7 @@ class LoopDisk:
 
     def freeze(self) -> bool:
         # A process that hangs on a frozen file system cannot even be killed, so the thaw must not depend on the test.
-        self._thaw_later = subprocess.Popen(["sh", "-c", f'sleep {self._thaw_seconds}; fsfreeze -u "$0"', self.path])
+        self._thaw_later = subprocess.Popen(["sh", "-c", 'sleep 60; fsfreeze -u "$0"', self.path])
         return _can(["fsfreeze", "-f", self.path])
 
     def thaw(self) -> bool:

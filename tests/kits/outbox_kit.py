@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,6 @@ class RouteAll:
 
     def __call__(self, _record: TransitionRecord, _vm_name: str | None, _told: Collection[str]) -> tuple[str, ...]:
         return self._sinks
-
-
-class RouteBy(RouteAll):
-    """A router that calls a function."""
-
-    def __init__(self, route: Callable[[TransitionRecord, str | None], list[str]]) -> None:
-        super().__init__()
-        self._route = route
-
-    def __call__(self, record: TransitionRecord, vm_name: str | None, _told: Collection[str]) -> tuple[str, ...]:
-        return tuple(self._route(record, vm_name))
 
 
 def counts_of(row: SinkRow) -> dict[str, int]:
@@ -75,7 +64,6 @@ class OutboxKit:
         self,
         *,
         sinks: tuple[str, ...] = ("a", "b"),
-        route: Callable[[TransitionRecord, str | None], list[str]] | None = None,
         current_state_only: tuple[str, ...] = (),
         **options: Any,
     ) -> Outbox:
@@ -85,8 +73,7 @@ class OutboxKit:
         self._opened.append(outbox)
         assert outbox.wait_loaded(60)
         if sinks:
-            router = RouteAll(*sinks) if route is None else RouteBy(route)
-            outbox.configure(router, sinks, labels={}, current_state_only=current_state_only)
+            outbox.configure(RouteAll(*sinks), sinks, labels={}, current_state_only=current_state_only)
         return outbox
 
     def crash(self, outbox: Outbox, **options: Any) -> Outbox:

@@ -139,12 +139,6 @@ class OutsidePortal:
                 self._decisions.append((self._index, vm_id.lower(), token))
             self._changed.notify_all()
 
-    def lose(self) -> None:
-        """Delete every decision and reset the index, like a portal with a lost database."""
-        with self._changed:
-            self.epoch, self._index, self._decisions = str(uuid.uuid4()), 1, []
-            self._changed.notify_all()
-
     def is_read(self) -> bool:
         """Return whether the agent has polled with the last index, so that it has received every decision."""
         with self._changed:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
-from importlib import resources
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
-from bridge.approval.portal_client import PortalClient
 from bridge.approval.portal_poller import PortalPoller
-from bridge.config.approval import KeySettings, RemoteSettings
-from bridge.events.event import ScheduledEvent
+from bridge.config.approval import KeySettings
 from bridge.testing import ManualClock
 
 VM = "7EF1D8A4-0C2B-4C7E-9A35-1F5F6D1F2B90"
-EVENT = ScheduledEvent(event_id="E1", event_type="Freeze", event_status="Scheduled", resources=("WestNO_0",))
 KEYS = (KeySettings(kid="k", approver="portal", public_key_file="/nowhere"),)
 HELD_SECONDS = 20
 PATIENCE_SECONDS = 15.0
 STOP_SECONDS = 1.1
-PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
 
 
 class Desk:
@@ -31,7 +24,6 @@ class Desk:
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
-        self.times: list[float] = []
         self.fails = 0
         self.changed = threading.Condition()
 
@@ -42,7 +34,6 @@ class Desk:
                 self.changed.notify_all()
                 raise RuntimeError(f"no room for {tokens[0]}")
             self.tokens.extend(tokens)
-            self.times.extend([time.monotonic()] * len(tokens))
             self.changed.notify_all()
 
     def has(self, *tokens: str) -> bool:
@@ -68,17 +59,6 @@ def stop_in_time(channel: PortalPoller) -> None:
     if channel._thread.ident is not None:
         channel._thread.join(HELD_SECONDS / 2)  # on a busy machine, the thread ends slightly later
     assert not channel._thread.is_alive()
-
-
-def until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    assert condition()
-
-
-def client_of(portal: Any, **remote: Any) -> PortalClient:
-    return PortalClient(RemoteSettings(**{"url": portal.url, "keys": KEYS, "wait_seconds": 1, **remote}))
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

@@ -2,7 +2,7 @@
 
 The stub shares only the signing code with the agent: a decision is signed as `decide` signs it, or replaced by any
 text. Held requests are checked again after each change, so a fault applies immediately, even to a held request.
-Deadlines use the real time. Decisions are issued and expire by *now*.
+Deadlines use the real time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,6 @@ class PortalRequest:
     asked: Request
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Queued:
-    index: int
-    token: str
-    expires_at: datetime | None
-
-
 class PortalStub:
     """Listens on a free port of 127.0.0.1 after its creation. Its keys and certificates are in *directory*.
 
@@ -70,25 +63,22 @@ class PortalStub:
         bearer: str | None = None,
         client_certificates: bool = False,
         attesting: Attesting | None = None,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self.bearer = bearer
         self.attesting = attesting
-        self._now = now
         self._ca = PrivateCa(directory / "ca") if tls else None
         self._tls = self._ca.server_context(wants_client=client_certificates) if self._ca is not None else None
         self._signers: dict[str, tuple[DecisionSigner, Path]] = {}
         self.kid = "portal-key"
         self.add_key(self.kid, approver="portal")
-        self.repeats = False
-        """If true, each response contains all possible decisions, each of them twice."""
         self.epoch: str | None = None
         """The `epoch` of responses, or None to omit it."""
         self._changed = threading.Condition()
         self._index = 1
-        self._queues: dict[str, list[_Queued]] = {}
+        self._queues: dict[str, list[tuple[int, str]]] = {}
+        """The index and the token of each decision, by VM."""
         self._faults = FaultQueue()
         self._requests: list[PortalRequest] = []
         # Bound without listening, so that no other process gets the port while the portal is down.
@@ -147,46 +137,38 @@ class PortalStub:
         *,
         vm_id: str,
         decision: str = "approve",
-        kid: str | None = None,
-        valid_seconds: float = 3600,
         reason: str | None = None,
         jti: str | None = None,
-        now: datetime | None = None,
     ) -> str:
         """Sign and add a decision on *event* for the VM *vm_id*, and return the token."""
-        signer, _ = self._signers[kid or self.kid]
-        issued_at = now or self._now()
-        token = signer.sign(vm_id, event, decision, now=issued_at, valid_seconds=valid_seconds, reason=reason, jti=jti)
-        self.put(vm_id, token, expires_at=issued_at + timedelta(seconds=valid_seconds))
+        signer, _ = self._signers[self.kid]
+        now = datetime.now(timezone.utc)
+        token = signer.sign(vm_id, event, decision, now=now, valid_seconds=3600, reason=reason, jti=jti)
+        self.put(vm_id, token)
         return token
 
-    def put(self, vm_id: str, *tokens: str, expires_at: datetime | None = None) -> int:
-        """Add *tokens* (any texts) for the VM *vm_id*, and return the last index. None never expires."""
+    def put(self, vm_id: str, *tokens: str) -> int:
+        """Add *tokens* (any texts) for the VM *vm_id*, and return the last index."""
         with self._changed:
             for token in tokens:
                 self._index += 1
-                self._queues.setdefault(vm_id.lower(), []).append(
-                    _Queued(index=self._index, token=token, expires_at=expires_at)
-                )
+                self._queues.setdefault(vm_id.lower(), []).append((self._index, token))
             self._changed.notify_all()
             return self._index
 
-    def lose_state(self, *, keeps_decisions: bool = False, epoch: str | None = None) -> None:
+    def lose_state(self, *, epoch: str | None = None) -> None:
         """Restart with the first index, like a restored portal. Later responses contain *epoch*."""
         with self._changed:
             self.epoch = epoch
-            kept = [(vm_id, queued) for vm_id, queue in self._queues.items() for queued in queue if keeps_decisions]
             self._index, self._queues = 1, {}
-            for vm_id, queued in kept:
-                self.put(vm_id, queued.token, expires_at=queued.expires_at)
             self._changed.notify_all()
 
     # Faults.
 
-    def strike(self, kind: str, *, vm_id: str | None = None, **details: Any) -> None:
+    def strike(self, kind: str, **details: Any) -> None:
         """Queue a fault of *kind*, one of the simulator's `KINDS`, with the `Fault` fields *details*."""
         with self._changed:
-            self._faults.add(Fault(kind=kind, target="all", vm=vm_id, **details))
+            self._faults.add(Fault(kind=kind, target="all", **details))
             self._changed.notify_all()
 
     def down(self) -> None:
@@ -281,19 +263,12 @@ class PortalStub:
         with self._changed:
             if asked.index > self._index:
                 return self._nothing()
-            now = self._now()
-            valid = [
-                queued
-                for queued in self._queues.get(asked.vm_id, ())
-                if queued.expires_at is None or now < queued.expires_at
-            ]
-            new = [queued for queued in valid if queued.index > asked.index]
+            new = [(index, token) for index, token in self._queues.get(asked.vm_id, ()) if index > asked.index]
             if not new and asked.index:
                 return None
             page = new[:_MOST_DECISIONS]
-            index = page[-1].index if len(page) < len(new) else self._index
-            tokens = [queued.token for queued in page]
-            return self._said(index, [queued.token for queued in valid] * 2 if self.repeats else tokens)
+            index = page[-1][0] if len(page) < len(new) else self._index
+            return self._said(index, [token for _, token in page])
 
     def _nothing(self) -> Answer:
         with self._changed:

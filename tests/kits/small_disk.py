@@ -22,8 +22,8 @@ class SmallDisk:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={mib * 1024:.0f}k,mode=0755", "tmpfs", str(path)]
         self.is_mounted = shutil.which("mount") is not None and subprocess.run(mount, check=False).returncode == 0
 
-    def fill(self, leave_bytes: int = 0) -> None:
-        """Use all free space, except *leave_bytes*."""
+    def fill(self) -> None:
+        """Use all free space."""
         with (self.path / "ballast").open("ab", buffering=0) as ballast:
             for size in (MIB, 4096, 1):
                 try:
@@ -31,7 +31,6 @@ class SmallDisk:
                         ballast.write(b"\0" * size)
                 except OSError:
                     continue
-            ballast.truncate(ballast.tell() - leave_bytes)
 
     def free(self) -> None:
         """Free the space that `fill` used."""

@@ -76,7 +76,6 @@ class SmallPortal:
 
     @property
     def records_url(self) -> str:
-        """Return the URL for records."""
         return f"{self.url}/records"
 
     def close(self) -> None:
@@ -95,11 +94,9 @@ class SmallPortal:
         self.put(self.signed(verdict, record))
 
     def signed(self, verdict: str, record: Mapping[str, Any]) -> str:
-        """Return the decision."""
         return self.signer.decide(record, verdict)
 
     def put(self, token: str) -> None:
-        """Add *token* to the decisions."""
         with self.changed:
             self.newest += 1
             self.decisions.append((self.newest, token))
@@ -116,7 +113,6 @@ class SmallPortal:
         return Said(200, self.body(value), self.headers())
 
     def refused(self, asked: Asked) -> Said | None:
-        """Return the reason to reject *asked*."""
         if asked.token != f"Bearer {self.token}":
             return Said(401)
         return None if asked.vm_id == self.vm_id else Said(403)
@@ -135,25 +131,20 @@ class SmallPortal:
         return not asked.index or asked.index > self.newest or bool(self.after(asked.index))
 
     def after(self, index: int) -> list[str]:
-        """Return the decisions after *index*."""
         return [token for at, token in self.decisions if at > index]
 
     def body(self, value: dict[str, Any]) -> bytes:
-        """Return the encoded body of *value*."""
         return json.dumps(value).encode()
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of a response."""
         return {"Content-Type": "application/json"}
 
     def challenged(self) -> Said:
-        """Return a challenge."""
         nonce = self.nonce()
         self.challenges.add(nonce)
         return Said(200, json.dumps({"nonce": nonce}).encode())
 
     def nonce(self) -> str:
-        """Return a new nonce for each call."""
         return uuid.uuid4().hex
 
     def attested(self, document: str) -> Said:
@@ -165,7 +156,6 @@ class SmallPortal:
         return Said(200, self.given())
 
     def given(self) -> bytes:
-        """Return the encoded token response."""
         return json.dumps({"token": self.token, "expires_in": 3600}).encode()
 
     def refusal(self, reason: str) -> Said:
@@ -174,7 +164,6 @@ class SmallPortal:
         return Said(status, json.dumps({"error": "It is refused.", "reason": reason}).encode())
 
     def why_not(self, document: str) -> str | None:
-        """Return the reason to reject *document*."""
         if len(document) > 32 * 1024:
             return "too_large"
         content, digest = base64.b64decode(document)[:-32], base64.b64decode(document)[-32:]
@@ -187,15 +176,12 @@ class SmallPortal:
         return "replayed" if self.was_taken(document) else None
 
     def is_signed(self, content: bytes, digest: bytes) -> bool:
-        """Return whether *content* matches its digest."""
         return hashlib.sha256(content).digest() == digest
 
     def was_taken(self, document: str) -> bool:
-        """Return whether *document* received a token before."""
         return document in self.documents
 
     def posted(self, record: Mapping[str, Any]) -> int:
-        """Accept *record*, and return the status."""
         self.records.append(record)
         return 204
 
@@ -219,7 +205,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Respond to one long poll."""
         parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
         *_, vms, vm_id, decisions = parts.path.split("/")
         if (vms, decisions) != ("vms", "decisions"):
@@ -230,7 +215,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(self.server.portal.polled(Asked(vm_id, index, wait, token, dict(self.headers))))
 
     def do_POST(self) -> None:
-        """Accept one record."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path.endswith("/agents/challenge"):
             self._say(self.server.portal.challenged())
@@ -261,4 +245,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(part)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        pass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
-from poller_kit import until
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
 from signers import Signer
 from small_disk import small_disk
+from waiting import until
 
 AS_AGENT = {"Authorization": f"Bearer {AGENT_TOKEN}"}
 

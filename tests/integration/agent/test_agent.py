@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from outbox_kit import append
 from starved import no_threads
+from waiting import until
 
 from bridge.agent.agent import Agent
 from bridge.agent.control_requests import read_events, read_status, retry_records
@@ -98,13 +99,6 @@ def test_watchdog_is_fed_only_while_the_poll_runs(agent, manager):
     assert agent.health.healthz().status == 200
 
 
-def wait_until(condition):
-    give_up_at = time.monotonic() + 30
-    while not condition() and time.monotonic() < give_up_at:
-        time.sleep(0.01)
-    return condition()
-
-
 @pytest.mark.parametrize("has_file", [False, True])
 def test_start_without_a_configuration_reports_the_effect_of_the_first_request(tmp_path, caplog, has_file):
     caplog.set_level("INFO")
@@ -119,7 +113,7 @@ def test_start_without_a_configuration_reports_the_effect_of_the_first_request(t
 
 
 def test_restart_after_a_good_response_uses_the_short_imds_deadline(agent):
-    assert wait_until(lambda: agent.poller.good_at is not None)
+    until(lambda: agent.poller.good_at is not None)
     agent.stop()
     agent.simulator.close()
     restarted = Agent(agent._settings, agent.outbox.directory)
@@ -133,11 +127,11 @@ def ask(agent, request, **arguments):
 
 
 def test_commands_read_and_change_the_running_agent(agent):
-    assert wait_until(lambda: agent.poller.good_at is not None)
+    until(lambda: agent.poller.good_at is not None)
     answer = ask(agent, read_status)
     assert (answer.readiness.status, answer.readiness.vm) == ("ready", "simulated-vm")
     agent.simulator.world.add_event(EventSpec(event_type="Freeze"))
-    assert wait_until(lambda: ask(agent, read_events).records)
+    until(lambda: ask(agent, read_events).records)
     assert ask(agent, retry_records, sink="second") == 0
     directory = agent.outbox.directory
     agent.stop()

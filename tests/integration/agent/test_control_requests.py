@@ -1,7 +1,6 @@
 """Responses to commands, from the outbox of a running agent and from the stored outbox without an agent."""
 
 import pytest
-from outbox_kit import OutboxKit
 
 from bridge.agent.control_requests import (
     Source,
@@ -17,13 +16,6 @@ from bridge.events.record import Verdict
 from bridge.outbox.approvals import keep_decisions
 from bridge.outbox.lock import DirectoryLock
 from bridge.outbox.rows import DecisionStage, StoredDecision
-
-
-@pytest.fixture
-def kit(tmp_path):
-    kit = OutboxKit(tmp_path / "state")
-    yield kit
-    kit.close()
 
 
 @pytest.fixture

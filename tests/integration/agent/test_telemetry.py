@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as service
 from slow_peer import SlowPeer, drip_body
+from waiting import until
 
 from bridge.agent.agent import Agent
 from bridge.cli.commands import commands
@@ -80,14 +80,6 @@ def url_of(peer):
     return f"http://{peer.address.authority}"
 
 
-def wait_for(condition, *, seconds=15):
-    deadline, never = time.monotonic() + seconds, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        never.wait(0.02)
-    return found
-
-
 def pushes(peer):
     return [service.ExportMetricsServiceRequest.FromString(each.body) for each in peer.requests]
 
@@ -105,7 +97,7 @@ def resource_of(push):
 def test_stop_pushes_the_final_totals_with_the_resource_of_the_logs(start, settings_for, receiver, azure):
     agent = start(settings_for())
     azure.world.add_event(EventSpec(event_type="Freeze"))
-    wait_for(lambda: b'records_total{transition="scheduled"} 1.0' in agent.metrics.exposition())
+    until(lambda: b'records_total{transition="scheduled"} 1.0' in agent.metrics.exposition())
     agent.stop()
     last = pushes(receiver)[-1]
     assert receiver.requests[-1].path == "/v1/metrics"
@@ -120,7 +112,7 @@ def test_stop_pushes_the_final_totals_with_the_resource_of_the_logs(start, setti
 def test_instance_id_is_new_at_each_start_and_totals_of_the_disk_continue(start, settings_for, receiver, azure):
     first = start(settings_for())
     azure.world.add_event(EventSpec(event_type="Freeze"))
-    wait_for(lambda: b'sink_delivered_total{sink="stdout"} 1.0' in first.metrics.exposition())
+    until(lambda: b'sink_delivered_total{sink="stdout"} 1.0' in first.metrics.exposition())
     first.stop()
     start(settings_for()).stop()
     one, two = pushes(receiver)[0], pushes(receiver)[-1]
@@ -138,12 +130,12 @@ def test_instance_id_is_new_at_each_start_and_totals_of_the_disk_continue(start,
 
 def test_reload_replaces_the_receiver_and_ends_the_push(start, settings_for, receiver):
     agent = start(settings_for())
-    wait_for(lambda: receiver.requests)
+    until(lambda: receiver.requests)
     with HttpPeer() as other:
         agent.reload(settings_for(endpoint=url_of(other)))
-        wait_for(lambda: other.requests)
+        until(lambda: other.requests)
         agent.reload(settings_for(keys=None))
-        wait_for(lambda: not any(each.name == "telemetry" for each in threading.enumerate()))
+        until(lambda: not any(each.name == "telemetry" for each in threading.enumerate()))
 
 
 @pytest.mark.parametrize("failure", ["down", "silent", "slow", "refusing"])
@@ -160,9 +152,9 @@ def test_failing_receiver_delays_no_poll_and_no_stop(
     else:
         receiver.say(503)
     agent = start(settings_for(endpoint=endpoint, environ={"OTEL_EXPORTER_OTLP_TIMEOUT": "300"}))
-    wait_for(lambda: "The metrics were not pushed" in caplog.text)
+    until(lambda: "The metrics were not pushed" in caplog.text)
     azure.world.add_event(EventSpec(event_type="Freeze"))
-    wait_for(lambda: b'sink_delivered_total{sink="stdout"} 1.0' in agent.metrics.exposition())
+    until(lambda: b'sink_delivered_total{sink="stdout"} 1.0' in agent.metrics.exposition())
     agent.stop()
     assert caplog.text.count("The metrics were not pushed") == 1  # repetitions are only counted
 
@@ -172,7 +164,7 @@ def test_headers_from_a_variable_are_sent_and_warnings_hide_secrets(start, setti
     receiver.say(200, body=_PARTIAL)
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=key%3Dhush, x-team=ops"}
     start(settings_for(environ=environ))
-    wait_for(lambda: "rejected 2 data points" in caplog.text)
+    until(lambda: "rejected 2 data points" in caplog.text)
     headers = {name.lower(): value for name, value in receiver.requests[0].headers.items()}
     assert (headers["api-key"], headers["x-team"]) == ("key=hush", "ops")
     assert "hush" not in caplog.text

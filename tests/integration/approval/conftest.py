@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
+from drain import Drain
 from poller_kit import HELD_SECONDS, KEYS, VM, Desk, stop_in_time
 from portal_stub import PortalStub
 
@@ -20,14 +21,33 @@ from bridge.metrics.metrics import Metrics
 
 
 @pytest.fixture
-def kit(tmp_path: Path) -> Iterator[ApproverKit]:
+def new_kit(tmp_path: Path) -> Iterator[ApproverKit]:
+    """Return an approver that has not started."""
+    with contextlib.closing(ApproverKit(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def kit(new_kit: ApproverKit) -> ApproverKit:
     """Return an approver that trusts the keys of two people."""
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
+    new_kit.trust(("k1", ANNE), ("k2", BORIS))
+    new_kit.start()
+    new_kit.wait(10)
+    return new_kit
+
+
+@pytest.fixture
+def two(new_kit: ApproverKit) -> ApproverKit:
+    """Return an approver that requires two people, of whom one has two keys."""
+    new_kit.trust(("k1", ANNE), ("k2", BORIS), ("k3", ANNE), required=2)
+    new_kit.start()
+    new_kit.wait(10)
+    return new_kit
+
+
+@pytest.fixture
+def drain(tmp_path: Path) -> Drain:
+    return Drain(tmp_path)
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import time
 from datetime import timedelta
 
 import pytest
+from approver_kit import BORIS
 
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, ImdsStatus, ImdsUnreachable
+from bridge.events.record import Transition
 from bridge.outbox import approvals
-
-ANNE, BORIS = "anne", "boris"
 
 
 def configure(kit, **options):
@@ -253,3 +253,56 @@ def test_approver_failure_with_varying_message_is_logged_once(kit, caplog):
         time.sleep(0.02)
     assert Failure.count >= 2
     assert sum("Approvals failed" in entry.getMessage() for entry in caplog.records) == 1
+
+
+# An approval that arrives before the event.
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_approval_received_before_the_event_waits_for_the_event(kit, restarted):
+    kit.go(2)
+    kit.offer(kit.token(kit.event()))
+    kit.go(60)
+    assert kit.outcomes == []
+    if restarted:
+        kit.restart()
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.outcomes == [("approved", "accepted")]
+
+
+def test_approval_of_an_event_that_never_appears_is_refused_at_expiry(kit):
+    kit.go(2)
+    kit.offer(kit.token(kit.event(), valid_seconds=600))
+    kit.go(10 * 60 + 30)
+    assert kit.outcomes == []
+    kit.go(60)
+    assert kit.outcomes == [("approval_refused", "event_unknown")]
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+
+
+def test_approval_of_a_completed_event_is_refused_immediately(kit):
+    event = kit.event()
+    kit.record_change(Transition.CANCELED, event)
+    kit.go(2)
+    kit.offer(kit.token(event))
+    kit.go(2)
+    assert kit.outcomes == [("approval_refused", "event_unknown")]
+
+
+@pytest.mark.parametrize("decision", ["approve", "hold"])
+def test_decision_counts_when_its_key_file_is_complete(kit, decision):
+    file = kit.key("k1").with_name("k1.key.pub")
+    whole = file.read_bytes()
+    kit.see(kit.event())
+    token = kit.token(kit.event(), decision)
+    file.write_bytes(whole[:40])
+    kit.offer(token)
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "key_unusable")]
+    file.write_bytes(whole)
+    kit.go(3, kit.event())
+    assert kit.imds.posts == ([["E-1"]] if decision == "approve" else [])
+    assert kit.held == (set() if decision == "approve" else {"E-1"})

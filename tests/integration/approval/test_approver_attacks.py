@@ -7,11 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from approver_kit import ApproverKit
+from approver_kit import ANNE, BORIS
 
 from bridge.outbox import approvals
-
-ANNE, BORIS = "anne", "boris"
 
 
 def b64(value):
@@ -142,16 +140,6 @@ def _is_known(kit, token):
 
 
 # Two people.
-
-
-@pytest.fixture
-def two(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS), ("k3", ANNE), required=2)
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,15 @@
 """Approvals by rules: the acting VM, delays, commands, and holds."""
 
-import json
-import sys
-
 import pytest
-from approver_kit import ApproverKit
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
 
-ANNE = "anne"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
 
 
 @pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    yield made
-    made.close()
+def kit(new_kit):
+    return new_kit
 
 
 def begin(kit, *rules, **options):
@@ -67,7 +60,7 @@ def test_rule_approves_nothing_while_the_vm_name_is_unknown(kit):
 
 
 def test_hold_of_a_person_stops_a_rule(kit):
-    kit.trust(("k1", ANNE))
+    kit.trust(("k1", "anne"))
     kit.settings = ApprovalSettings(remote=kit.settings.remote, rules=(FREEZE,))
     kit.start()
     kit.wait(1)
@@ -94,28 +87,14 @@ def test_approval_of_a_rule_is_withdrawn_when_the_rule_is_removed(kit):
     assert kit.outcomes[-1] == ("approval_refused", "superseded")
 
 
-def drain(tmp_path, *, exit_code=0, seconds=0.0, **options):
-    """Return a rule whose command writes a line for each run."""
-    program = tmp_path / "drain.py"
-    program.write_text(
-        "import json, os, sys, time\n"
-        "record = json.load(sys.stdin)\n"
-        f"open({str(tmp_path / 'runs')!r}, 'a').write(json.dumps([record['event']['event_id'],"
-        " os.environ['SCHEDULED_EVENT_EVENT_ID'], os.environ['SCHEDULED_EVENT_RULE']]) + '\\n')\n"
-        f"time.sleep({seconds})\n"
-        "print('it did not drain', file=sys.stderr)\n"
-        f"sys.exit({exit_code})\n"
-    )
-    return RuleSettings(name="drained", action="approve", command=(sys.executable, str(program)), **options)
+def drained(drain, **options):
+    """Return a rule with the command *drain*."""
+    return RuleSettings(name="drained", action="approve", command=drain.command, **options)
 
 
-def runs(tmp_path):
-    path = tmp_path / "runs"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def test_command_runs_once_before_the_approval_and_receives_the_record(kit, tmp_path):
-    begin(kit, drain(tmp_path))
+def test_command_runs_once_before_the_approval_and_receives_the_record(kit, drain):
+    drain.end()
+    begin(kit, drained(drain))
     mine = kit.event(resources=("vm_0",))
     kit.record(mine)
     kit.see(mine)
@@ -123,11 +102,12 @@ def test_command_runs_once_before_the_approval_and_receives_the_record(kit, tmp_
     kit.restart()
     kit.go(10, mine)
     assert kit.imds.posts == [["E-1"]]
-    assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
+    assert drain.runs == [["E-1", "E-1", "drained"]]
 
 
-def test_failed_command_approves_nothing_and_does_not_run_again(kit, tmp_path):
-    begin(kit, drain(tmp_path, exit_code=3))
+def test_failed_command_approves_nothing_and_does_not_run_again(kit, drain):
+    drain.end(3)
+    begin(kit, drained(drain))
     mine = kit.event(resources=("vm_0",))
     kit.record(mine)
     kit.see(mine)
@@ -135,25 +115,25 @@ def test_failed_command_approves_nothing_and_does_not_run_again(kit, tmp_path):
     kit.restart()
     kit.go(10, mine)
     assert kit.imds.posts == []
-    assert len(runs(tmp_path)) == 1
-    assert "exit code 3: it did not drain" in kit.records[-1].approval.reason
+    assert len(drain.runs) == 1
+    assert "exit code 3: 3 pods are left" in kit.records[-1].approval.reason
 
 
-def test_command_interrupted_by_an_agent_crash_runs_again(kit, tmp_path):
-    begin(kit, drain(tmp_path, seconds=60))
+def test_command_interrupted_by_an_agent_crash_runs_again(kit, drain):
+    begin(kit, drained(drain))
     mine = kit.event(resources=("vm_0",))
     kit.record(mine)
     kit.see(mine)
-    kit.until(lambda: runs(tmp_path))
-    kit.settings = ApprovalSettings(rules=(drain(tmp_path),))
+    kit.until(lambda: drain.runs)
     kit.restart()
+    drain.end()
     kit.see(mine)
     kit.until(lambda: kit.imds.posts)
-    assert len(runs(tmp_path)) == 2
+    assert len(drain.runs) == 2
 
 
-def test_a_running_command_delays_no_other_approval(kit, tmp_path):
-    begin(kit, drain(tmp_path, seconds=60, event_types=("Reboot",)), FREEZE)
+def test_a_running_command_delays_no_other_approval(kit, drain):
+    begin(kit, drained(drain, event_types=("Reboot",)), FREEZE)
     mine = kit.event("E-2", event_type="Reboot", resources=("vm_0",))
     kit.record(mine)
     kit.see(mine, kit.event())
@@ -161,10 +141,10 @@ def test_a_running_command_delays_no_other_approval(kit, tmp_path):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_rule_with_a_command_approves_only_for_this_vm(kit, tmp_path):
-    begin(kit, drain(tmp_path))
+def test_rule_with_a_command_approves_only_for_this_vm(kit, drain):
+    begin(kit, drained(drain))
     both = kit.event(resources=("vm_0", "vm_1"))
     kit.record(both)
     kit.go(60, both)
     assert kit.imds.posts == []
-    assert runs(tmp_path) == []
+    assert drain.runs == []

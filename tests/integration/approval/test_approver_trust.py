@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from approver_kit import ANNE, BORIS
 
 from bridge.approval.signing import generate_key
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.outbox import approvals
 
-ANNE, BORIS = "anne", "boris"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
 
 

@@ -5,30 +5,21 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from approver_kit import ANNE, BORIS, ApproverKit
+from approver_kit import ANNE, BORIS
 
-from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.approval import RuleSettings
 from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
-from bridge.events.record import Transition
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
 
 
 @pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    keys = tuple(
-        KeySettings(kid=kid, approver=approver, public_key_file=f"{made.key(kid)}.pub")
-        for kid, approver in (("k1", ANNE), ("k2", BORIS))
-    )
-    made.settings = ApprovalSettings(
-        rules=(FREEZE,), remote=RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=1)
-    )
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
+def kit(kit):
+    """Add a rule that approves every Freeze."""
+    kit.settings = msgspec.structs.replace(kit.settings, rules=(FREEZE,))
+    kit.reload()
+    return kit
 
 
 def moved(event, minutes=1):
@@ -133,74 +124,7 @@ def test_expired_hold_is_kept_while_its_event_exists(kit):
     assert kit.held == {"E-2"}
 
 
-# Decisions that cannot be evaluated yet.
-
-
-# An approval that arrives before the event.
-
-
-@pytest.fixture
-def people(tmp_path):
-    """Return a kit without rules."""
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_approval_received_before_the_event_waits_for_the_event(people, restarted):
-    people.go(2)
-    people.offer(people.token(people.event()))
-    people.go(60)
-    assert people.outcomes == []
-    if restarted:
-        people.restart()
-    people.go(2, people.event())
-    assert people.imds.posts == [["E-1"]]
-    assert people.outcomes == [("approved", "accepted")]
-
-
-def test_approval_of_an_event_that_never_appears_is_refused_at_expiry(people):
-    people.go(2)
-    people.offer(people.token(people.event(), valid_seconds=600))
-    people.go(10 * 60 + 30)
-    assert people.outcomes == []
-    people.go(60)
-    assert people.outcomes == [("approval_refused", "event_unknown")]
-    people.go(5, people.event())
-    assert people.imds.posts == []
-
-
-def test_approval_of_a_completed_event_is_refused_immediately(people):
-    event = people.event()
-    people.record_change(Transition.CANCELED, event)
-    people.go(2)
-    people.offer(people.token(event))
-    people.go(2)
-    assert people.outcomes == [("approval_refused", "event_unknown")]
-
-
 # A key file that is being written.
-
-
-@pytest.mark.parametrize("decision", ["approve", "hold"])
-def test_decision_counts_when_its_key_file_is_complete(people, decision):
-    file = people.key("k1").with_name("k1.key.pub")
-    whole = file.read_bytes()
-    people.see(people.event())
-    token = people.token(people.event(), decision)
-    file.write_bytes(whole[:40])
-    people.offer(token)
-    people.go(5, people.event())
-    assert people.imds.posts == []
-    assert people.outcomes == [("approval_refused", "key_unusable")]
-    file.write_bytes(whole)
-    people.go(3, people.event())
-    assert people.imds.posts == ([["E-1"]] if decision == "approve" else [])
-    assert people.held == (set() if decision == "approve" else {"E-1"})
 
 
 def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
@@ -256,21 +180,14 @@ def named(*tokens):
     return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens)
 
 
-def test_signed_text_of_each_decision_is_stored_and_named_in_the_outcome(tmp_path):
-    kit = ApproverKit(tmp_path)
-    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
-    kit.start()
-    kit.wait(10)
-    try:
-        kit.see(kit.event())
-        tokens = [kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS)]
-        kit.offer(*tokens)
-        outcome = kit.records[-1].approval
-        assert (outcome.result, outcome.approvers) == ("accepted", (ANNE, BORIS))
-        assert outcome.jws_sha256 == named(*tokens)
-        assert [each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()] == tokens
-    finally:
-        kit.close()
+def test_signed_text_of_each_decision_is_stored_and_named_in_the_outcome(two):
+    two.see(two.event())
+    tokens = [two.token(two.event()), two.token(two.event(), kid="k2", approver=BORIS)]
+    two.offer(*tokens)
+    outcome = two.records[-1].approval
+    assert (outcome.result, outcome.approvers) == ("accepted", (ANNE, BORIS))
+    assert outcome.jws_sha256 == named(*tokens)
+    assert [each.token for each in two.outbox.read(lambda state: state.decisions.rows).values()] == tokens
 
 
 def test_only_outcomes_of_decisions_name_a_signed_text(kit):

@@ -2,11 +2,11 @@
 
 import contextlib
 import logging
-import time
 
 import pytest
 from attesting import Attesting
 from portal_stub import PortalStub
+from waiting import until
 
 from bridge.approval.portal_client import PortalClient
 from bridge.approval.portal_poller import PortalPoller
@@ -72,13 +72,6 @@ def start(portal, azure, got):
 
 def client(azure):
     return ImdsClient(endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=5.0)
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 def soon(stop, _):

@@ -1,12 +1,11 @@
 """The command of `[approval.remote]` must exit 0 before a portal approval is sent to Azure."""
 
-import json
-import sys
 import threading
 
 import msgspec
 import pytest
-from approver_kit import ANNE, BORIS, ApproverKit
+from approver_kit import ANNE, BORIS
+from drain import Drain
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
 
@@ -14,55 +13,14 @@ MINE = {"resources": ("vm_0",)}
 
 
 @pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    yield made
-    made.close()
+def kit(new_kit):
+    return new_kit
 
 
-class Drain:
-    """A program that writes a line for each run and ends when *go* exists. If *is_polite*, it exits 0 on SIGTERM."""
-
-    def __init__(self, folder, name="drain", *, is_polite=False):
-        self.program, self.runs_file, self.go = folder / f"{name}.py", folder / f"{name}.runs", folder / f"{name}.go"
-        self.program.write_text(
-            "import json, os, pathlib, signal, sys, time\n"
-            f"if {is_polite}:\n    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-            "record = json.load(sys.stdin)\n"
-            f"with open({str(self.runs_file)!r}, 'a') as runs:\n"
-            "    runs.write(json.dumps([record['event']['event_id'], os.environ['SCHEDULED_EVENT_EVENT_ID'],"
-            " os.environ['SCHEDULED_EVENT_RULE']]) + '\\n')\n"
-            f"go = pathlib.Path({str(self.go)!r})\n"
-            "while not go.exists():\n    time.sleep(0.02)\n"
-            "print('3 pods are left', file=sys.stderr)\n"
-            "sys.exit(int(go.read_text() or '0'))\n"
-        )
-
-    @property
-    def command(self):
-        return (sys.executable, str(self.program))
-
-    @property
-    def runs(self):
-        if not self.runs_file.exists():
-            return []
-        return [json.loads(line) for line in self.runs_file.read_text().splitlines()]
-
-    def end(self, code=0):
-        waiting = self.go.with_suffix(".new")
-        waiting.write_text(str(code))
-        waiting.rename(self.go)
-
-
-@pytest.fixture
-def drain(tmp_path):
-    return Drain(tmp_path)
-
-
-def begin(kit, drain, *, required=1, rules=(), dry_run=False, **options):
-    kit.trust(("k1", ANNE), ("k2", BORIS), required=required)
+def begin(kit, drain, *, rules=(), **options):
+    kit.trust(("k1", ANNE), ("k2", BORIS))
     remote = msgspec.structs.replace(kit.settings.remote, command=drain and drain.command, **options)
-    kit.settings = ApprovalSettings(remote=remote, rules=rules, dry_run=dry_run)
+    kit.settings = ApprovalSettings(remote=remote, rules=rules)
     kit.start()
     kit.wait(10)
 

@@ -13,10 +13,9 @@ from poller_kit import (
     STOP_SECONDS,
     VM,
     all_log_text,
-    client_of,
     stop_in_time,
-    until,
 )
+from waiting import until
 
 from bridge.approval.portal_client import PortalClient
 from bridge.config.approval import RemoteSettings
@@ -88,7 +87,7 @@ def test_environment_proxy_is_used_except_to_loopback(portal, monkeypatch):
             monkeypatch.setenv(name, f"http://{address.authority}")
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
-        client = client_of(portal)
+        client = PortalClient(RemoteSettings(url=portal.url, keys=KEYS, wait_seconds=1))
         assert client.poll(VM, index=0).index == 1
         client.close()
         outside = PortalClient(RemoteSettings(url="https://portal.invalid/", keys=KEYS))

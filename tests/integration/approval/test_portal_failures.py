@@ -10,8 +10,8 @@ from poller_kit import (
     Rest,
     all_log_text,
     log_lines,
-    until,
 )
+from waiting import until
 
 from bridge.approval.decision_token import RefusedDecision, verify
 from bridge.approval.refusal_reasons import RefusalReason

@@ -6,8 +6,8 @@ from poller_kit import (
     HELD_SECONDS,
     PATIENCE_SECONDS,
     VM,
-    until,
 )
+from waiting import until
 
 from bridge.clock import Clock
 from bridge.events.event import VmIdentity

@@ -3,16 +3,15 @@
 The portal and the threads are real. The test moves the clock of the VM.
 """
 
-import contextlib
 import json
 import time
 
+import msgspec
 import pytest
-from approver_kit import ANNE, BORIS, VM_ID, ApproverKit
-from portal_stub import PortalStub
+from approver_kit import ANNE, BORIS, VM_ID
 
 from bridge.approval.portal_client import AGENT_HEADER
-from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.approval import ApprovalSettings, RuleSettings
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",), act="each")
 DAY_SECONDS = 86_400.0
@@ -20,33 +19,21 @@ PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
-def portal(tmp_path):
-    with PortalStub(tmp_path / "portal", tls=False) as stub:
-        yield stub
-
-
-@pytest.fixture
-def start(tmp_path, portal):
+def start(new_kit, portal):
     """Return a function that starts a VM whose agent asks the portal."""
-    kit = ApproverKit(tmp_path)
 
     def started(*rules, required=1, ahead_seconds=0.0, **options):
-        kit.wall_jump_seconds = ahead_seconds
-        keys = tuple(
-            KeySettings(kid=kid, approver=approver, public_key_file=f"{kit.key(kid)}.pub")
-            for kid, approver in (("k1", ANNE), ("k2", BORIS))
-        )
-        remote = RemoteSettings(url=portal.url, keys=keys, required_approvals=required, wait_seconds=1)
-        kit.settings = ApprovalSettings(remote=remote, rules=rules, **options)
-        kit.start(hears_portal=False)
-        kit.wait(10)
-        kit.service.start()
-        stack.callback(kit.service.stop)
-        return kit
+        new_kit.wall_jump_seconds = ahead_seconds
+        new_kit.trust(("k1", ANNE), ("k2", BORIS), required=required)
+        remote = msgspec.structs.replace(new_kit.settings.remote, url=portal.url, wait_seconds=1)
+        new_kit.settings = ApprovalSettings(remote=remote, rules=rules, **options)
+        new_kit.start(hears_portal=False)
+        new_kit.wait(10)
+        new_kit.service.start()
+        return new_kit
 
-    with contextlib.ExitStack() as stack:
-        stack.callback(kit.close)
-        yield started
+    yield started
+    new_kit.service.stop()
 
 
 def until(kit, condition, *events):

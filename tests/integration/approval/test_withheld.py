@@ -5,7 +5,7 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from approver_kit import ANNE, BORIS, ApproverKit
+from approver_kit import ANNE, BORIS
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
@@ -161,23 +161,20 @@ def test_lost_outbox_refuses_old_approvals_and_accepts_old_holds(kit):
     assert f"created at {created_at}" in kit.records[-1].approval.reason
 
 
-def test_first_start_with_a_fast_clock_refuses_no_later_decision(tmp_path):
-    kit = ApproverKit(tmp_path)
+def test_first_start_with_a_fast_clock_refuses_no_later_decision(new_kit):
+    kit = new_kit
     kit.trust(("k1", ANNE))
     kit.wall_jump_seconds = 86_400.0
     kit.start()
-    try:
-        kit.wait(10)
-        kit.see(kit.event())
-        kit.offer(kit.token(kit.event(), after=-86_400))
-        assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
-        kit.wall_jump_seconds = 0.0
-        kit.go(5, kit.event())
-        kit.offer(kit.token(kit.event()))
-        kit.go(2, kit.event())
-        assert kit.imds.posts == [["E-1"]]
-    finally:
-        kit.close()
+    kit.wait(10)
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), after=-86_400))
+    assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+    kit.wall_jump_seconds = 0.0
+    kit.go(5, kit.event())
+    kit.offer(kit.token(kit.event()))
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
 
 
 # The machine.

@@ -1,7 +1,7 @@
 """A sink that got a record of an event gets the records of this event until its end."""
 
 import pytest
-from outbox_kit import OutboxKit, append
+from outbox_kit import append
 
 from bridge.delivery.router import Router
 from bridge.events.event import Document, VmIdentity
@@ -10,13 +10,6 @@ from bridge.sink import SinkConfig
 
 ME = "vm_0"
 KEPT_SECONDS = 60.0
-
-
-@pytest.fixture
-def kit(tmp_path):
-    made = OutboxKit(tmp_path)
-    yield made
-    made.close()
 
 
 class Life:

@@ -3,6 +3,7 @@
 import pytest
 from delivery_kit import AlertSink
 from outbox_kit import append
+from waiting import until
 
 from bridge.events.event import Document
 from bridge.events.record import Approval
@@ -92,7 +93,7 @@ def test_metric_separates_records_that_were_too_old_from_replaced_records(bench,
     assert expired_by_reason(bench) == {"age": 0, "event_over": 0}
     bench.add("old-1", "old-2", "old-3")
     bench.start()
-    bench.until(lambda: alerts.tries)
+    until(lambda: alerts.tries)
     bench.advance(601)
     bench.until_totals(expired=3)
     bench.stop()

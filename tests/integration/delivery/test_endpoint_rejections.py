@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 
 import pytest
+from waiting import until
 
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.simulator.imds_api import Answer
@@ -42,7 +43,7 @@ def turn_until(bench, **totals):
         bench.advance(5)
         return bench.totals() == totals
 
-    bench.until(are_there)
+    until(are_there)
 
 
 def test_endpoint_that_never_accepted_a_record_parks_none(bench, peer):
@@ -50,15 +51,15 @@ def test_endpoint_that_never_accepted_a_record_parks_none(bench, peer):
     webhook(bench, peer)
     bench.add("E-1", "E-2", "E-3")
     bench.start()
-    bench.until(lambda: len(set(events_received(peer))) >= 2)
+    until(lambda: len(set(events_received(peer))) >= 2)
     for _ in range(5):
         bench.advance(300)
-    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    until(lambda: bench.sample("sink_needs_attention") == 1)
     assert bench.totals() == {"pending": 3}
     assert bench.sample("sink_retries_total", reason=NOT_ACCEPTED) > 0
     peer.accept()
     turn_until(bench, delivered=3)
-    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
 def test_rejections_of_consecutive_different_events_park_none(bench, peer, caplog):
@@ -67,7 +68,7 @@ def test_rejections_of_consecutive_different_events_park_none(bench, peer, caplo
     accept_one(bench, peer)
     peer.refuse_for_good()
     bench.add("E-1", "E-2", "E-3", "E-4")
-    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    until(lambda: bench.sample("sink_needs_attention") == 1)
     turn_until(bench, delivered=1, pending=4)
     for _ in range(5):
         bench.advance(300)
@@ -112,11 +113,11 @@ def test_bad_first_record_is_parked_after_another_is_accepted(bench, peer):
     webhook(bench, peer)
     bench.add("bad")
     bench.start()
-    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    until(lambda: bench.sample("sink_needs_attention") == 1)
     assert bench.totals() == {"pending": 1}
     bench.add("good")
     turn_until(bench, delivered=1, parked=1)
-    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["unchanged", "changed"])
@@ -131,7 +132,7 @@ def test_accepted_record_counts_after_a_restart_with_the_same_settings(bench, pe
         webhook(bench, peer, headers={"X-Team": "sre"})
     bench.start()
     bench.until_totals(delivered=1, **({"pending": 1} if is_changed else {"parked": 1}))
-    bench.until(lambda: bool(bench.sample("sink_needs_attention")) == is_changed)
+    until(lambda: bool(bench.sample("sink_needs_attention")) == is_changed)
     bench.advance(300)
     assert bench.totals() == {"delivered": 1, **({"pending": 1} if is_changed else {"parked": 1})}
 
@@ -163,9 +164,9 @@ def test_new_url_from_a_file_or_variable_parks_nothing(bench, tmp_path, monkeypa
         point_to(new)
         bench.start()
         bench.add("P", urgent=True)
-        bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+        until(lambda: bench.sample("sink_needs_attention") == 1)
         bench.advance(5)
-        bench.until(lambda: len(new.requests) >= 2)
+        until(lambda: len(new.requests) >= 2)
         assert bench.totals() == {"delivered": 1, "pending": 1}
         point_to(old)
         bench.stop()
@@ -200,7 +201,7 @@ def test_record_without_a_request_counts_neither_as_accepted_nor_rejected(bench,
     webhook(bench, peer, format="alertmanager")
     bench.add("E-1")
     bench.start()
-    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    until(lambda: bench.sample("sink_needs_attention") == 1)
     bench.outbox_kit.commit(bench.outbox, bench.event("E-2"), transition="approved")
     turn_until(bench, delivered=1, pending=1)
     for _ in range(3):

@@ -5,6 +5,7 @@ from statistics import median
 
 import pytest
 from delivery_kit import SOON_SECONDS, always, ids, raising
+from waiting import until
 
 from bridge.errors import DeliveryFailed
 
@@ -36,9 +37,9 @@ def test_new_record_is_tried_once_immediately_while_the_sink_is_paused(bench):
     bench.start(chance=0.99)
     fail_eight_times(bench, box)  # the next probe is about a minute away
     bench.add("new")
-    bench.until(lambda: len(box.tries) == 9)
+    until(lambda: len(box.tries) == 9)
     bench.add("newer")
-    bench.until(lambda: len(box.tries) == 10)
+    until(lambda: len(box.tries) == 10)
     assert ids(each[0] for each in box.tries[8:]) == ["new", "newer"]
 
 
@@ -57,10 +58,10 @@ def test_only_an_urgent_record_is_tried_during_retry_after(bench):
     box.script("fail:3600", "fail:3600")
     bench.add("E-1", "E-2")
     bench.start()
-    bench.until(lambda: len(box.tries) == 1)
+    until(lambda: len(box.tries) == 1)
     bench.add("E-3")
     bench.add("P-1", urgent=True)
-    bench.until(lambda: len(box.tries) == 2)
+    until(lambda: len(box.tries) == 2)
     assert ids(box.tries[1]) == ["P-1"]
     assert ids(box.wait_for(1, 5))[0] == "P-1"
     assert ids(box.wait_for(4, 5)) == ["P-1", "E-1", "E-2", "E-3"]  # a response ended the Retry-After
@@ -89,7 +90,7 @@ def test_sink_that_returns_410_pauses_until_a_person_retries(bench, caplog):
     box.script(raising(DeliveryFailed("410 Gone", gone=True)))
     bench.add("E-1")
     bench.start()
-    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    until(lambda: bench.sample("sink_needs_attention") == 1)
     bench.add("P-1", urgent=True)
     bench.advance(1e6)
     bench.add("E-2")
@@ -98,7 +99,7 @@ def test_sink_that_returns_410_pauses_until_a_person_retries(bench, caplog):
     assert "outbox retry" in caplog.text
     bench.retry()
     assert ids(box.wait_for(3, 10)) == ["P-1", "E-1", "E-2"]
-    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    until(lambda: bench.sample("sink_needs_attention") == 0)
 
 
 def test_manual_retry_ends_a_retry_after(bench):
@@ -106,7 +107,7 @@ def test_manual_retry_ends_a_retry_after(bench):
     box.script("fail:3600")
     bench.add("E-1")
     bench.start()
-    bench.until(lambda: len(box.tries) == 1)
+    until(lambda: len(box.tries) == 1)
     bench.retry()
     box.wait_for(1, 10)
 
@@ -118,7 +119,7 @@ def test_records_older_than_max_age_expire_and_are_counted(bench, trouble):
     if trouble != "none":
         box.script(raising(DeliveryFailed("no", retry_after=3_600, gone=trouble == "gone")))
         bench.start()
-        bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
+        until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
     bench.outbox_kit.wait(60)
     bench.add("young")
     bench.advance(60)

@@ -3,6 +3,7 @@
 import pytest
 from outbox_kit import append
 from scripted_sink import ScriptedSink
+from waiting import until
 
 from bridge.events.event import Document
 from bridge.events.record import Approval
@@ -106,7 +107,7 @@ def test_refresh_waits_for_the_first_document_after_a_restart(bench, box):
     bench.advance(EVERY_SECONDS + 1)
     bench.has_seen_document = False
     bench.start()
-    bench.until(lambda: bench.time.readings > 0)
+    until(lambda: bench.time.readings > 0)
     show(bench, "B", changed="A", transition="completed")
     bench.until_totals(delivered=3)
     bench.has_seen_document = True

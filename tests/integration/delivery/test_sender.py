@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
 import weakref
 from contextlib import closing
 
 import pytest
 from starved import no_threads
+from waiting import until
 
 from bridge.delivery.sender import Sender
 from bridge.errors import DeliveryFailed, DeliveryRejected
@@ -108,13 +108,6 @@ def succeeds(sender):
         sender.send([])
         return True
     return False
-
-
-def until(condition):
-    deadline = time.monotonic() + SOON_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "It did not happen in time."
-        threading.Event().wait(0.01)
 
 
 def test_one_instance_on_one_thread_makes_every_send(peer, sender):

@@ -7,6 +7,8 @@ import threading
 import time
 from contextlib import closing
 
+from waiting import until
+
 
 def stop(worker, grace_seconds, within_seconds):
     started = time.monotonic()
@@ -64,7 +66,7 @@ def test_send_that_ends_after_the_outbox_closed_is_repeated(bench):
     box.script(lambda _batch: gate.wait(30))
     bench.add("E-1")
     worker = bench.start()
-    bench.until(lambda: box.tries)
+    until(lambda: box.tries)
     worker.stop(grace_seconds=0.0)
     assert not worker.join(0.1)
     bench.outbox.close()
@@ -145,7 +147,7 @@ def test_only_a_worker_stuck_beyond_its_deadline_is_late(bench):
         assert 0 < worker.loop_watch.late_seconds < 11
     finally:
         gate.set()
-    bench.until(lambda: worker.loop_watch.late_seconds == 0)
+    until(lambda: worker.loop_watch.late_seconds == 0)
     bench.time.lead_seconds += 60  # the full wait of an idle worker
     assert worker.loop_watch.late_seconds == 0
     bench.stop()

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from delivery_kit import always, ids
 from scripted_sink import ScriptedSink
+from waiting import until
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
 
@@ -77,7 +78,7 @@ def test_sink_warms_up_once_after_the_first_document_without_delaying_records(be
     box.wait_for(1, 10)
     assert WarmSink.count == 0
     bench.has_seen_document = True
-    bench.until(lambda: WarmSink.count)
+    until(lambda: WarmSink.count)
     bench.add("after")
     assert ids(box.wait_for(2, 10)) == ["before", "after"]
     bench.until_totals(delivered=2)
@@ -177,7 +178,7 @@ def test_hanging_send_is_abandoned_and_the_sink_recovers(bench):
     bench.start()
     box.wait_for(1, 20)
     bench.until_totals(delivered=1)
-    bench.until(lambda: threading.active_count() <= before + 2)
+    until(lambda: threading.active_count() <= before + 2)
 
 
 def test_a_sink_that_hangs_does_not_delay_another(bench):
@@ -186,7 +187,7 @@ def test_a_sink_that_hangs_does_not_delay_another(bench):
     bench.start("hung")
     bench.start("healthy")
     bench.add("E-0")
-    bench.until(lambda: hung.tries)
+    until(lambda: hung.tries)
     for number in range(50):
         bench.add(f"E-{number + 1}")
         healthy.wait_for(number + 1, 10)

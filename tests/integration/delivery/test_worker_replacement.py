@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from delivery_kit import SOON_SECONDS, DeliveryKit
 from scripted_sink import ScriptedSink
+from waiting import until
 
 from bridge.config.settings import SinkSettings
 from bridge.delivery.pool import WorkerPool
@@ -59,7 +60,7 @@ class Exchange:
 
     def let_the_old_one_go_on(self):
         self.sink_class.released.set()
-        self.bench.until(lambda: len(threads()) <= 2)  # the threads of the new worker
+        until(lambda: len(threads()) <= 2)  # the threads of the new worker
 
     def told(self):
         return [record.transition.value for record in self.box.records]

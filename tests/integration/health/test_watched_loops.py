@@ -2,10 +2,11 @@
 
 import json
 import threading
-import time
+from contextlib import closing
 
 import pytest
 from approver_kit import ApproverKit
+from waiting import until
 
 from bridge.agent.agent import Agent
 from bridge.config.approval import RuleSettings
@@ -24,32 +25,18 @@ def gate():
     gate.set()
 
 
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "It did not happen in time."
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def kit(tmp_path):
-    kit = ApproverKit(tmp_path)
-    yield kit
-    kit.close()
-
-
-def approving(kit):
-    """Have the approver's thread begin to approve an event; return its watch."""
-    kit.rules(RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each"))
-    kit.start()
-    kit.approver.start()
-    kit.see(kit.event())
-    return kit.approver.loop_watch
+    with closing(ApproverKit(tmp_path)) as kit:
+        kit.rules(RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each"))
+        kit.start()
+        yield kit
 
 
 def test_approver_whose_request_never_ends_is_late(kit, gate):
-    kit.imds.on_post = gate.wait
-    loop_watch = approving(kit)
+    kit.imds.on_post, loop_watch = gate.wait, kit.approver.loop_watch
+    kit.approver.start()
+    kit.see(kit.event())
     until(lambda: kit.imds.posts)
     assert loop_watch.late_seconds == 0
     kit.wait(60)

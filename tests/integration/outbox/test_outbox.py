@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from outbox_kit import OutboxKit, append
+from outbox_kit import append
 
 from bridge.events.event import VmIdentity
 from bridge.outbox import approvals, deliveries, retention
@@ -15,13 +15,6 @@ from bridge.outbox.rows import DeliveryState
 
 ME = VmIdentity(name="vm_0", vm_id="AAAA")
 OTHER = VmIdentity(name="vm_1", vm_id="BBBB")
-
-
-@pytest.fixture
-def kit(tmp_path):
-    made = OutboxKit(tmp_path / "state")
-    yield made
-    made.close()
 
 
 def refuse_writes(monkeypatch):

@@ -2,6 +2,7 @@ import threading
 from datetime import datetime, timezone
 
 import pytest
+from waiting import until
 
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
@@ -43,20 +44,12 @@ def resolver_of(outbox):
         resolvers.append(IdentityResolver(service, outbox, configured, **options))
         resolvers[-1].start()
         # On a busy disk, the identity can be stored after the start stopped waiting for it.
-        wait_until(lambda: not (resolvers[-1].is_waiting and getattr(service, "failure", True) is None))
+        until(lambda: not (resolvers[-1].is_waiting and getattr(service, "failure", True) is None))
         return resolvers[-1]
 
     yield make
     for resolver in resolvers:
         resolver.stop()
-
-
-def wait_until(predicate):
-    for _ in range(500):
-        if predicate():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError(predicate)
 
 
 def test_identity_from_imds_is_stored(resolver_of, outbox):
@@ -76,7 +69,7 @@ def test_records_wait_until_the_first_identity_arrives(resolver_of, outbox):
     resolver = resolver_of(service)
     assert resolver.is_waiting
     service.failure = None
-    wait_until(lambda: not resolver.is_waiting)
+    until(lambda: not resolver.is_waiting)
     assert outbox.read(lambda state: state.vm) == ME
 
 
@@ -103,7 +96,7 @@ def test_wait_for_the_identity_depends_on_the_failure(resolver_of, failure, wait
     assert resolver.is_waiting
     time.advance(2)
     resolver.wake()
-    wait_until(lambda: not resolver.is_waiting)
+    until(lambda: not resolver.is_waiting)
 
 
 class SilentService:
@@ -134,7 +127,7 @@ def test_identity_that_arrives_after_the_start_timeout_is_used(outbox):
     resolver.start(timeout_seconds=0.1)
     assert resolver.is_waiting
     service.released.set()
-    wait_until(lambda: not resolver.is_waiting)
+    until(lambda: not resolver.is_waiting)
     assert resolver.vm == ME
     assert outbox.read(lambda state: state.vm) == ME
     resolver.stop()
@@ -182,7 +175,7 @@ def test_stored_identity_waits_for_imds_after_a_boot_without_limit(after_boot, c
         resolver.wake()
         return "Stored records are not sent" in caplog.text
 
-    wait_until(is_reported)
+    until(is_reported)
     assert (resolver.vm, outbox.is_trusted) == (VmIdentity(), False)
     service.failure = None
 
@@ -191,7 +184,7 @@ def test_stored_identity_waits_for_imds_after_a_boot_without_limit(after_boot, c
         resolver.wake()
         return outbox.is_trusted
 
-    wait_until(is_confirmed)
+    until(is_confirmed)
     assert resolver.vm == ME
     resolver.stop()
 

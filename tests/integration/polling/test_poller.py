@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from document_kit import STALE_PATTERNS
 from outbox_kit import RouteAll
+from waiting import until
 
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError
 from bridge.events.event import Document, ScheduledEvent, VmIdentity
@@ -60,7 +61,7 @@ class Bench:
 
     def __init__(self, directory):
         self.directory, self.clock, self.imds, self.identity = directory, ManualClock(START), ListedImds(), Identity()
-        self.told, self.stored_when_told = [], []
+        self.told = []
         self.outbox = self.poller = None
         self._log = Log(self.note)
         logging.getLogger("bridge.polling.poller").addHandler(self._log)
@@ -68,7 +69,6 @@ class Bench:
 
     def note(self, line):
         self.told.append((line.transition, line.evidence))
-        self.stored_when_told += [record for record in self.stored if record.sequence == line.sequence]
 
     def close(self):
         logging.getLogger("bridge.polling.poller").removeHandler(self._log)
@@ -343,13 +343,6 @@ def test_stop_ends_an_hour_long_wait_immediately(tmp_path):
     thread.join(30)
     assert not thread.is_alive()
     outbox.close()
-
-
-def until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 class Held(ListedImds):

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from waiting import until
 
 from bridge.clock import REAL_CLOCK
 from bridge.errors import CredentialFailed
@@ -31,13 +32,6 @@ def counted(manual, lifetime):
         return AccessToken(f"token {len(fetched)}", int(manual.now().timestamp()) + lifetime)
 
     return fetch, fetched
-
-
-def until(is_so):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 def test_token_is_renewed_in_the_background_after_two_thirds_of_its_life(manual):
