@@ -18,7 +18,7 @@ from bridge.portal.schema import inventory, names, properties, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import contains_text, in_parts, rows_in, upsert
 from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
-from bridge.portal.vm_state import VmState, vm_of
+from bridge.portal.vm_state import VmState, place_of, vm_of
 
 PAGE = 100
 
@@ -28,8 +28,6 @@ class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str = ""
     """Part of the name, the vmId, the region, the resource group, or a label, regardless of case."""
-    groups: tuple[str, ...] = ()
-    """The VM must be in all of these groups, such as ``region:westeurope``."""
     scope: tuple[str, ...] = ()
     """The VM must be in at least one of these groups. An empty scope means all VMs."""
     silent_since: str | None = None
@@ -83,9 +81,7 @@ def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
 def vms_of_event(connection: Connection, event: EventState) -> list[str]:
     """Return the VMs of the event and of the resource groups of its members."""
     members = [each.vm for each in event.vms if each.is_member] or [each.vm for each in event.vms]
-    groups = [
-        ((vm.subscription_id or "").casefold(), vm.resource_group.casefold()) for vm in members if vm.resource_group
-    ]
+    groups = [place_of(vm) for vm in members if vm.resource_group]
     group = tuple_(vms.c.subscription, vms.c.resource_group)
     query = select(vms.c.vm_key).order_by(vms.c.vm_key)
     neighbors = [row.vm_key for row in rows_in(connection, query, group, groups)]
@@ -129,9 +125,8 @@ def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if wanted.text:
         found.append(contains_text(vms.c.search, wanted.text))
-    found += [_has_group([each]) for each in wanted.groups]
     if wanted.scope:
-        found.append(_has_group(wanted.scope))
+        found.append(or_(*(vms.c.groups.contains(f"\n{group}\n", autoescape=True) for group in wanted.scope)))
     if wanted.silent_since is not None:
         found.append(vms.c.heard_at < wanted.silent_since)
     if wanted.is_conflict is not None:
@@ -139,7 +134,3 @@ def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
     if wanted.vm_keys is not None:
         found.append(vms.c.vm_key.in_(wanted.vm_keys))
     return found
-
-
-def _has_group(groups: Iterable[str]) -> ColumnElement[bool]:
-    return or_(*(vms.c.groups.contains(f"\n{group}\n", autoescape=True) for group in groups))
