@@ -45,8 +45,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def vms(self) -> int:
         """Return the number of VMs in the events, or in decisions signed outside the portal."""
-        found = [each.get("resources") for each in self._events] or [self.details.get("decisions")]
-        return sum(len(each) for each in found if isinstance(each, list | dict))
+        found = [(each.get("resource_group"), each.get("resources")) for each in self._events]
+        found = found or [("", self.details.get("decisions"))]
+        vms = [(group, vm) for group, each in found if isinstance(each, list | dict) for vm in each]
+        return len(set(map(compact_json, vms)))
 
     @property
     def _events(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from bridge.clock import format_time
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import choice_of, group_of, text_of
-from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of
+from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, vms_of
 from bridge.portal.store.open_events import collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
 from bridge.text import without_nul
@@ -115,8 +115,8 @@ def read_list(
 
 def read_selection(
     connection: Connection, waves: Iterable[str], keys: Sequence[str], person: Person, *, now: str, limit: int
-) -> tuple[list[EventSummary], int]:
-    """Return announced events in *waves* or with *keys*, and their number."""
+) -> tuple[list[EventSummary], int, int]:
+    """Return announced events in *waves* or with *keys*, their VMs, and the number of all."""
     found: dict[str, EventSummary] = {}
     total = 0
     for wave in waves:
@@ -126,7 +126,9 @@ def read_selection(
         total += page.total - len(page.lines)
     visible = summaries_of(connection, keys, scope=person.scope)
     found |= {key: each for key, each in visible.items() if each.state is State.SCHEDULED}
-    return list(found.values())[:limit], total + len(found)
+    shown = list(found.values())[:limit]
+    vms = set().union(*vms_of(connection, [each.key for each in shown]).values())
+    return shown, len(vms), total + len(found)
 
 
 def _menus(connection: Connection, person: Person) -> dict[str, list[str]]:

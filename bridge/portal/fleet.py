@@ -176,6 +176,7 @@ class EventSummary(EventStatus, kw_only=True):
     """The description of the shown version."""
     names_count: int = 0
     region: str | None = None
+    subscription: str | None = None
     resource_group: str | None = None
     scale_set: str | None = None
     categories: tuple[tuple[Category, int], ...] = ()
@@ -377,7 +378,8 @@ def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -
     shown = {"resources": names[:_SHOWN_NAMES], "not_before": event.not_before or summary.event.not_before}
     summary.event = msgspec.structs.replace(event, **shown, extra={})
     summary.description, summary.names_count = event.description, len(names)
-    summary.region, summary.resource_group, summary.scale_set = vm.location, vm.resource_group, vm.scale_set
+    summary.region, summary.scale_set = vm.location, vm.scale_set
+    summary.subscription, summary.resource_group = vm.subscription_id, vm.resource_group
 
 
 def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:

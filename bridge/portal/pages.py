@@ -116,8 +116,9 @@ async def chosen(site: Site, request: Request, person: Person) -> Response:
         raise RequestRefused(400, "The URL must contain a verdict and the keys of events.")
     waves = request.query_params.getlist("wave")
     if waves and verdict == Choice.HOLD.value:
-        events, total = await site.store.read(read_selection, waves, keys, person, now=site.now(), limit=_MOST_HELD)
-        return site.login.page(request, person, "wave.html", events=events, total=total)
+        selected = await site.store.read(read_selection, waves, keys, person, now=site.now(), limit=_MOST_HELD)
+        events, vms, total = selected
+        return site.login.page(request, person, "wave.html", events=events, vms=vms, total=total)
     found = await site.store.read(event_details_of, keys, now=site.now())
     visible, now = [each for each in found if person.may_see(each.event)], site.clock.now()
     views = [EventView(site=site, person=person, now=now, details=each) for each in visible]

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent
+from bridge.events.event import ADVISORY_EVENT_TYPES, ScheduledEvent, normal_name
 from bridge.events.record import Evidence
 from bridge.portal.fleet import (
     EventState,
@@ -71,7 +71,7 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True):
     """The value of `EventFilter.wave`."""
     events: int
     vms: int
-    """The total number of names in the Resources of these events."""
+    """The number of different VMs in the Resources of these events."""
     decisions: dict[str, int]
     """The number of events for each value of `DECISIONS`. A value without events is left out."""
 
@@ -132,6 +132,18 @@ def summaries_of(
     in_scope = conditions(EventFilter(scope=scope), now="")
     query = select(events.c.event_key, events.c.body).where(events.c.body.is_not(None), *in_scope)
     return {row.event_key: summary_of(row.body) for row in rows_in(connection, query, events.c.event_key, keys)}
+
+
+def vms_of(connection: Connection, keys: Iterable[str]) -> dict[str, set[tuple[object, ...]]]:
+    """Return the subscription, resource group, and name of each VM of the events *keys*."""
+    summaries = summaries_of(connection, keys)
+    found: dict[str, set[tuple[object, ...]]] = {}
+    for row in rows_in(connection, select(event_variants), event_variants.c.event_key, summaries):
+        summary = summaries[row.event_key]
+        if row.variant == summary.variant:
+            names = event_of_variant(row.body).resources or ()
+            found[row.event_key] = {(summary.subscription, summary.resource_group, normal_name(name)) for name in names}
+    return found
 
 
 def event_of(connection: Connection, key: str, *, now: str) -> EventState | None:

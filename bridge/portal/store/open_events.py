@@ -9,7 +9,7 @@ function `collapsed` then returns one line for the VM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from bridge.portal.store.events import (
     cursor_parts,
     is_decision,
     is_soon,
+    vms_of,
 )
 
 #: The list contains at most this number of open events that only one VM reports.
@@ -65,7 +66,7 @@ def list_lines(
         first, at, *place = cursor_parts(cursor, 5)
     where = open_conditions(wanted, now=now)
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
-    columns = (events.c.event_key, events.c.sort_at, events.c.wave, events.c.vm_count, decision.label("decision"))
+    columns = (events.c.event_key, events.c.sort_at, events.c.wave, decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
     sizes = Counter(row.wave for row in rows if row.wave) if has_waves and wanted.wave is None else Counter()
     lines: dict[str, list[Any]] = {}
@@ -91,6 +92,7 @@ def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[L
     keys = [rows[0].event_key for rows in found]
     query = select(*(events.c[name] for name in names))
     details = {row.event_key: row for row in rows_in(connection, query, events.c.event_key, keys)}
+    vms_of_event = vms_of(connection, [row.event_key for rows in found if len(rows) > 1 for row in rows])
     return tuple(
         Line(
             event=summary_of(details[rows[0].event_key].body),
@@ -98,16 +100,17 @@ def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[L
             decided_by=details[rows[0].event_key].decided_by or "",
             needed=details[rows[0].event_key].needed or 0,
             is_refused=bool(details[rows[0].event_key].is_refused),
-            wave=_wave_of(rows) if len(rows) > 1 else None,
+            wave=_wave_of(rows, vms_of_event) if len(rows) > 1 else None,
         )
         for rows in found
     )
 
 
-def _wave_of(rows: Sequence[Any]) -> Wave:
+def _wave_of(rows: Sequence[Any], vms_of_event: Mapping[str, Collection[Any]]) -> Wave:
     of_decision = Counter(row.decision for row in rows)
     decisions = {name: of_decision[name] for name in DECISIONS if of_decision[name]}
-    return Wave(key=rows[0].wave, events=len(rows), vms=sum(row.vm_count or 0 for row in rows), decisions=decisions)
+    different = {vm for row in rows for vm in vms_of_event.get(row.event_key, ())}
+    return Wave(key=rows[0].wave, events=len(rows), vms=len(different), decisions=decisions)
 
 
 def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> dict[str, int]:

@@ -28,6 +28,7 @@ class EventSpan(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool
     events: int
     vms: int
+    """The number of VMs. A VM of several events counts several times."""
     announced_at: str
     starts_at: str | None
     """The start, or NotBefore if no VM reported the start. None if the event did not start."""
@@ -36,10 +37,10 @@ class EventSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Return "Freeze of app-1, app-2 +3", or "48 x Freeze, 212 VMs"."""
+        """Return "Freeze of app-1, app-2 +3", or "48 x Freeze, up to 212 VMs"."""
         name = self.event_type or "Event"
         if self.event is None:
-            return f"{self.events} x {name}, {how_many(self.vms)}"
+            return f"{self.events} x {name}, up to {how_many(self.vms)}"
         return f"{name} of {self.event.names_text or how_many(0)}"
 
 

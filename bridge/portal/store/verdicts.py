@@ -257,6 +257,7 @@ def _entry(accepted: Sequence[AcceptedVerdict]) -> Entry:
             "event_id": each.event.event.event_id,
             "event_digest": each.verdict.digest,
             "resources": list(each.event.event.resources or ()),
+            "resource_group": next(("/".join(place_of(vm.vm)) for vm in each.event.vms if vm.is_member), ""),
             "verdict_id": each.verdict.verdict_id,
             "outcome": each.ruling.outcome.value,
             "decisions": decision_hashes(each.signed),

@@ -58,7 +58,7 @@ def test_events_of_one_hour_are_one_bar_that_opens_the_hour(office):
     office.portal.send(*(fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",)) for vm in range(3)))
     vic = office.browser("vic")
     page = vic.page("/timeline")
-    assert "3 x Freeze, 3 VMs" in page.text
+    assert "3 x Freeze, up to 3 VMs" in page.text
     [closer] = bars(page)
     assert "hours=6" in closer
     assert len(bars(vic.page(closer))) == 3
