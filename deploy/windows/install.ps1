@@ -2,37 +2,38 @@
 #Requires -RunAsAdministrator
 <#
 .SYNOPSIS
-Installs, upgrades or removes the Scheduled Events Bridge as a Windows service. Run it again as often as you like.
+Installs, upgrades, or removes the Scheduled Events Bridge as a Windows service. You can run the script again at any
+time.
 
 .DESCRIPTION
-%ProgramFiles%\scheduled-events-bridge   the program: versions\TIME, of which the one before is kept, and a command
-%ProgramData%\scheduled-events-bridge    config.toml (written only if there is none), state, logs; for administrators
-                                         and the service alone
+%ProgramFiles%\scheduled-events-bridge   the command, and the program in versions\TIME. The previous version is kept
+%ProgramData%\scheduled-events-bridge    config.toml (written only if it does not exist), the state, and the logs. Only
+                                         administrators and the service have access
 
-The service runs as NT SERVICE\scheduled-events-bridge, a separate account without a password. It starts with
-Windows, is restarted when it ends by itself, and is notified of a shutdown before the network stops. A version that refuses
-the existing configuration is not installed: the old one goes on.
+The service runs as NT SERVICE\scheduled-events-bridge, a separate account without a password. It starts with Windows.
+If the service exits, Windows restarts it. Windows notifies the service of a shutdown before the network stops. If a new
+version rejects the existing configuration, the script does not install it, and the previous version continues to run.
 
 .PARAMETER Extras
-apprise, template, websocket: with the archive of a release, which holds them. It holds the agent and every library too,
-each file is compared with its hash, and no index is asked.
+The extras to install from the archive of a release: apprise, template, websocket. The archive also contains the agent
+and every library. The script verifies the hash of each file, and does not use a package index.
 
 .PARAMETER Package
-From a checkout: the path of a wheel of the agent, with extras in brackets where you want some:
-'C:\...-none-any.whl[apprise]'. Its libraries have the versions of ..\artifact\requirements.txt, and each file is
-compared with its hash there, whatever index a pip setting of your own (PIP_INDEX_URL, pip.ini) names.
+For an installation from a checkout: the path of a wheel of the agent. To install extras, add them in brackets, for
+example 'C:\...-none-any.whl[apprise]'. The script installs the library versions in ..\artifact\requirements.txt. It
+verifies the hash of each file, even if your pip settings (PIP_INDEX_URL, pip.ini) name another package index.
 
 .PARAMETER Python
-A python.exe of 3.10 or newer, installed for all users.
+The python.exe of Python 3.10 or newer, installed for all users.
 
 .PARAMETER Config
-A configuration that replaces the existing one.
+A configuration file that replaces the existing file.
 
 .PARAMETER Uninstall
 Removes the service and the program.
 
 .PARAMETER RemoveData
-With -Uninstall: removes the configuration, the logs and what was not delivered yet, too.
+With -Uninstall: also removes the configuration, the logs, and the state with undelivered records.
 
 .EXAMPLE
 .\install.ps1 -Config C:\mine\config.toml
@@ -68,12 +69,12 @@ $quiet = @('--quiet', '--no-input', '--disable-pip-version-check', '--no-cache-d
 function Invoke-Native([string] $File, [string[]] $Arguments) {
     & $File @Arguments
     if ($LASTEXITCODE -ne 0) {
-        throw "$File $Arguments ended with exit code $LASTEXITCODE."
+        throw "$File $Arguments failed with exit code $LASTEXITCODE."
     }
 }
 
 function Stop-Agent {
-    # It waits until the service says that it has stopped: its sinks may drain for stop_grace_seconds.
+    # Stop-Service waits until the service has stopped. The sinks can drain for stop_grace_seconds.
     Get-Service -Name $name -ErrorAction SilentlyContinue | Stop-Service
 }
 
@@ -91,22 +92,22 @@ function Remove-Agent {
 }
 
 function Find-BasePython {
-    # Not a venv's own python.exe: service.py says why.
+    # The service needs the base interpreter instead of a venv's python.exe. For the reason, see service.py.
     $base = Invoke-Native $Python @('-I', '-c', 'import sys; print(sys._base_executable)')
     $code = 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))'
     Invoke-Native $base @('-I', '-c', $code)
     $isNewer = Invoke-Native $base @('-I', '-c', 'import sys; print(sys.version_info >= (3, 15))')
     if ($isNewer -eq 'True') {
-        Write-Warning 'The agent has not been tested on a Python beyond 3.14. It may well work.'
+        Write-Warning 'The agent is tested with Python 3.10 to 3.14 only.'
     }
     if ($base -like "$env:SystemDrive\Users\*" -or $base -like '*\WindowsApps\*') {
-        throw "$base belongs to one user, and the service is another. Install Python for all users, or name one: -Python."
+        throw "$base is installed for one user, so the service cannot use it. Install Python for all users, or set -Python."
     }
     $base
 }
 
 function Install-FromArchive([string] $Interpreter) {
-    # The agent and all that it needs, each file by its hash.
+    # Install the agent and all libraries from the archive, and verify the hash of each file.
     $lists = @('--requirement', (Join-Path $PSScriptRoot 'requirements.txt'))
     foreach ($extra in $Extras) {
         $lists += @('--requirement', (Join-Path $PSScriptRoot "requirements-$extra.txt"))
@@ -117,7 +118,8 @@ function Install-FromArchive([string] $Interpreter) {
 }
 
 function Install-FromIndex([string] $Interpreter, [string] $Wheels) {
-    # Every library of the lock, by its hash; of them pip takes what the agent and the extras ask for.
+    # Download every locked library, and verify its hash. pip then installs the libraries that the agent and the extras
+    # require.
     $lock = Join-Path $PSScriptRoot '..\artifact\requirements.txt'
     $exact = @('--no-deps', '--only-binary', ':all:', '--require-hashes', '--requirement', $lock, '--dest', $Wheels)
     Invoke-Native $Interpreter (@('-I', '-m', 'pip', 'download') + $quiet + $exact)
@@ -141,11 +143,11 @@ function New-Version([string] $Base, [string] $Version) {
 }
 
 function Install-Config([string] $Version) {
-    # Any user may make a directory in %ProgramData%, and a configuration may name a program to start.
+    # Any user can create a directory in %ProgramData%, and a configuration can start programs.
     if (Test-Path $data) {
         $owner = (Get-Acl -Path $data).GetOwner([System.Security.Principal.SecurityIdentifier]).Value
         if ($owner -notin @('S-1-5-18', 'S-1-5-32-544')) {
-            throw "$data belongs to $owner, not to the administrators. Look at what is in it, and take it away."
+            throw "The owner of $data is $owner, not the administrators. Check its content, and remove the directory."
         }
     }
     foreach ($directory in @($data, (Join-Path $data 'state'), (Join-Path $data 'logs'))) {
@@ -164,7 +166,7 @@ function Set-Command([string] $Command) {
     $service = Get-CimInstance -ClassName Win32_Service -Filter "Name = '$name'"
     $changed = Invoke-CimMethod -InputObject $service -MethodName Change -Arguments @{ PathName = $Command }
     if ($changed.ReturnValue -ne 0) {
-        throw "The service could not be changed: Win32_Service.Change returned $($changed.ReturnValue)."
+        throw "The service cannot be changed: Win32_Service.Change returned $($changed.ReturnValue)."
     }
 }
 
@@ -174,21 +176,22 @@ function Register-Agent([string] $Base, [string] $Version) {
         Set-Command $command
     }
     else {
-        # At once and not delayed: that would be two minutes after a boot, and an eviction leaves thirty seconds.
+        # A delayed start would be two minutes after a boot, but an eviction has a notice of only 30 seconds.
         New-Service -Name $name -BinaryPathName $command -DisplayName 'Scheduled Events Bridge' `
             -Description 'Forwards Azure scheduled events from this VM.' -StartupType Automatic `
             -DependsOn 'Tcpip', 'Dnscache' | Out-Null
     }
     Invoke-Native 'sc.exe' @('config', $name, 'obj=', $account)
-    # After 5 s, 30 s, and from then on 5 minutes; a day without a fault resets the count.
+    # Windows restarts the service after 5 s, then after 30 s, and then after 5 minutes each time. A day without a
+    # failure resets the count.
     $actions = 'restart/5000/restart/30000/restart/300000'
     Invoke-Native 'sc.exe' @('failure', $name, 'reset=', '86400', 'actions=', $actions)
-    # stop_grace_seconds (10) and a second more must fit in. Raise it when you raise that.
+    # The timeout in milliseconds must exceed stop_grace_seconds (10) by more than a second.
     Invoke-Native $Base @('-I', (Join-Path $Version 'service.py'), 'preshutdown', '20000')
 }
 
 function Protect-Data {
-    # By their numbers, because their names are translated: the system, and administrators.
+    # Windows translates the names of the system account and of the administrators, so use their SIDs.
     $owners = @('*S-1-5-18:(OI)(CI)F', '*S-1-5-32-544:(OI)(CI)F')
     Invoke-Native 'icacls.exe' @($data, '/setowner', '*S-1-5-32-544')
     Invoke-Native 'icacls.exe' (@($data, '/inheritance:r', '/grant:r') + $owners + @("${account}:(OI)(CI)RX"))
@@ -209,10 +212,10 @@ if ($Uninstall) {
     return
 }
 if (-not $Package -and -not (Test-Path (Join-Path $PSScriptRoot 'wheels'))) {
-    throw 'This is not an archive of a release. Set the wheel of the agent, -Package.'
+    throw 'The script is not in the archive of a release. Set -Package to the wheel of the agent.'
 }
 if ($Package -and $Extras) {
-    throw 'With -Package the extras stand behind the wheel, in brackets; -Extras is for the archive of a release.'
+    throw 'With -Package, add the extras in brackets after the wheel. -Extras works only with the archive of a release.'
 }
 $base = Find-BasePython
 $version = Join-Path $root ('versions\' + (Get-Date -Format 'yyyyMMddTHHmmss'))
@@ -234,7 +237,7 @@ try {
     Start-Service -Name $name
 }
 catch {
-    # Whatever it was, the version before goes on, if there was one.
+    # After any failure, restore the previous version, if it exists.
     if ($old) {
         Stop-Agent
         Set-Command $old.PathName

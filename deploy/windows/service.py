@@ -48,7 +48,7 @@ def main() -> int:
 def _serve(host: Host) -> None:
     """Connect to the Windows service manager, and run the service until the agent stops."""
     if sys.platform != "win32":
-        raise OSError("There are services of this kind on Windows only.")
+        raise OSError("Windows services exist only on Windows.")
     import servicemanager  # noqa: PLC0415
     import win32service  # noqa: PLC0415
     import win32serviceutil  # noqa: PLC0415
@@ -85,7 +85,7 @@ def _serve(host: Host) -> None:
 
 def _wait_at_shutdown(*, milliseconds: int) -> int:
     if sys.platform != "win32":
-        raise OSError("There are services of this kind on Windows only.")
+        raise OSError("Windows services exist only on Windows.")
     import win32service as windows  # noqa: PLC0415
 
     manager = windows.OpenSCManager(None, None, windows.SC_MANAGER_CONNECT)
