@@ -142,8 +142,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return Buttons(hold=hold, why_not=why_not)
         if self.ruling.needed <= 1:
             return Buttons(approve=f"starts the event now, for {these(self.vms)}", hold=hold)
-        more = how_many(self.ruling.needed - 1, "other approver")
-        approve = f"after your approval, {more} must approve before the event starts, for {these(self.vms)}"
+        more = how_many(self.ruling.needed - 1, "other approval")
+        approve = f"starts the event early after {more}, for {these(self.vms)}"
         return Buttons(approve=approve, hold=hold, why_not=self._too_few)
 
     @property

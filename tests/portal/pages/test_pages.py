@@ -134,7 +134,7 @@ def test_required_approvals_need_two_different_users(tmp_path):
         office.poll(0, **ABLE)
         ann, bob = office.browser("ann"), office.browser("bob")
         assert (
-            "Approve after your approval, 1 other approver must approve before the event starts, for this VM: vm_0"
+            "Approve starts the event early after 1 other approval, for this VM: vm_0"
             in ann.page(f"/events/{A}").buttons
         )
         ann.submit(f"/events/{A}", "approve")
