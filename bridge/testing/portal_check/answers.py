@@ -76,12 +76,13 @@ class AnswerReader:
 
     def _is_readable(self, exchange: Exchange) -> bool:
         check = self._report.check
-        is_plain = not (exchange.is_unread and "Content-Encoding" in exchange.headers)
+        is_unread = exchange.problem is not None
+        is_plain = not (is_unread and "Content-Encoding" in exchange.headers)
         detail = "The body is compressed, but the request allows only identity."
         if not check(Requirement.PLAIN, exchange, is_met=is_plain, otherwise=detail):
             return False
         detail = "The body is larger than 1 MiB."
-        if not check(Requirement.BODY_SIZE, exchange, is_met=not exchange.is_unread, otherwise=detail):
+        if not check(Requirement.BODY_SIZE, exchange, is_met=not is_unread, otherwise=detail):
             return False
         kind = exchange.headers.get("Content-Type", "")
         is_json = kind.partition(";")[0].strip().lower() == "application/json"

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import requests
 
-from bridge.approval.portal_client import AGENT_HEADER, MAX_ANSWER_BYTES, PortalClient
+from bridge.approval.portal_client import AGENT_HEADER, GRACE_SECONDS, MAX_ANSWER_BYTES, PortalClient
 from bridge.config.approval import RemoteSettings
 from bridge.errors import BridgeError, DeadlineExceeded
 from bridge.http.failures import is_loopback, root_cause
@@ -21,8 +21,6 @@ from bridge.http.session import DeadlineSession, ResponseUnread
 from bridge.system.secrets import MASK
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: The agent cancels a long poll this long after its wait has ended (PROTOCOL.md, section 2).
-GRACE_SECONDS = 10.0
 _AGENT = '{"version":"portal-check"}'
 _POST_SECONDS = 10.0
 
@@ -40,8 +38,6 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     problem: str | None = None
     """The reason why no response arrived, or why the body was not read."""
-    is_unread: bool = False
-    """True if the body was not read because the body is too large or compressed."""
 
     @property
     def result(self) -> str:
@@ -177,7 +173,6 @@ def _failed(error: Exception, *, asked: str, seconds: float) -> Exchange:
             status=error.response.status_code,
             headers=error.response.headers,
             problem=f"Content-Encoding {coding}, not read" if coding else "more than 1 MiB, not read to its end",
-            is_unread=True,
         )
     if isinstance(error, DeadlineExceeded):
         return Exchange(asked=asked, seconds=seconds, problem="no complete answer")
