@@ -17,7 +17,7 @@ import json
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -35,17 +35,7 @@ _SAN = "metadata.azure.com"
 _YEAR = timedelta(days=365)
 
 
-class _Signer(NamedTuple):
-    certificate: x509.Certificate
-    key: rsa.RSAPrivateKey
-
-
-class _Chain(NamedTuple):
-    """A root certificate authority and an intermediate certificate authority."""
-
-    root: x509.Certificate
-    intermediate: x509.Certificate
-    intermediate_key: ec.EllipticCurvePrivateKey
+_Signer = tuple[x509.Certificate, rsa.RSAPrivateKey]
 
 
 class AttestationAuthority:
@@ -58,20 +48,13 @@ class AttestationAuthority:
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:
         self._now = now
         self._intermediate_url = intermediate_url
-        self._lock = threading.RLock()
-        self._chain = _new_chain(now())
+        self._lock = threading.Lock()
+        root, self._intermediate, self._intermediate_key = _new_chain(now())
+        self.root_pem = root.public_bytes(Encoding.PEM)
+        """The root certificate, which a portal must trust."""
+        self.intermediate_pem = self._intermediate.public_bytes(Encoding.PEM)
         self._signers: dict[str, _Signer] = {}
         self._last: dict[str, str] = {}
-
-    @property
-    def root_pem(self) -> bytes:
-        """Return the root certificate, which a portal must trust, as PEM."""
-        return _pem(self._chain.root)
-
-    @property
-    def intermediate_pem(self) -> bytes:
-        """Return the intermediate certificate as PEM."""
-        return _pem(self._chain.intermediate)
 
     def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
         """Return the document of *machine* with *nonce* in base64.
@@ -98,18 +81,17 @@ class AttestationAuthority:
         return base64.b64encode(der).decode()
 
     def _issue(self, location: str) -> _Signer:
-        chain = self._chain
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         names = [x509.DNSName(_SAN), x509.DNSName(f"{location}.{_SAN}")]
         where = x509.UniformResourceIdentifier(self._intermediate_url())
-        builder = _builder(_SAN, chain.intermediate.subject, key.public_key(), self._now(), is_authority=False)
+        builder = _builder(_SAN, self._intermediate.subject, key.public_key(), self._now(), is_authority=False)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         builder = builder.add_extension(
             x509.AuthorityInformationAccess([x509.AccessDescription(AuthorityInformationAccessOID.CA_ISSUERS, where)]),
             critical=False,
         )
-        return _Signer(_issued(builder, chain.intermediate_key, chain.intermediate_key), key)
+        return _issued(builder, self._intermediate_key), key
 
 
 def _content(machine: Machine, nonce: str, created_at: datetime) -> bytes:
@@ -132,17 +114,18 @@ def _written(moment: datetime) -> str:
 
 def _pkcs7(content: bytes, signer: _Signer) -> bytes:
     builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
-    builder = builder.add_signer(signer.certificate, signer.key, hashes.SHA256())
+    builder = builder.add_signer(*signer, hashes.SHA256())
     return builder.sign(Encoding.DER, [pkcs7.PKCS7Options.Binary, pkcs7.PKCS7Options.NoAttributes])
 
 
-def _new_chain(now: datetime) -> _Chain:
+def _new_chain(now: datetime) -> tuple[x509.Certificate, x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return a root certificate, an intermediate certificate, and the key of the latter."""
     root_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     root_name = "Simulated Root"
     subject = _name(root_name)
     root = _builder(root_name, subject, root_key.public_key(), now, is_authority=True)
     below = _builder("Simulated Issuing CA 01", subject, key.public_key(), now, is_authority=True)
-    return _Chain(_issued(root, root_key, root_key), _issued(below, root_key, root_key), key)
+    return _issued(root, root_key), _issued(below, root_key), key
 
 
 def _builder(name: str, issuer: x509.Name, key: Any, now: datetime, *, is_authority: bool) -> x509.CertificateBuilder:
@@ -172,14 +155,10 @@ def _builder(name: str, issuer: x509.Name, key: Any, now: datetime, *, is_author
     )
 
 
-def _issued(builder: x509.CertificateBuilder, key: Any, issuer_key: Any) -> x509.Certificate:
+def _issued(builder: x509.CertificateBuilder, issuer_key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
-    return builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+    return builder.add_extension(identifier, critical=False).sign(issuer_key, hashes.SHA256())
 
 
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(Encoding.PEM)
