@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+from bridge.config.settings import API_VERSIONS
 from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.errors import SimulatorError, UnknownEvent, WrongRequest, WrongState
-from bridge.testing.simulator.events import API_VERSIONS, EventSpec
+from bridge.testing.simulator.events import EventSpec
 from bridge.testing.simulator.faults import Fault
 from bridge.testing.simulator.machines import Machine
 from bridge.testing.simulator.scenario import Scenario, load_scenario, parse_scenario, scenario_names

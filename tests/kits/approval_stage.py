@@ -96,16 +96,14 @@ class Stage:
 
     def hidden(self, **options: Any) -> Record:
         """Announce an event that another VM already sees and this VM does not see until `show`."""
-        self.azure.world.set_fault(Fault(kind="status", status=500, method="GET"))
+        self.azure.world.set_fault(Fault(kind="garbage", body=NOTHING, method="GET"))
         record = self.event(is_seen=False, **options)
-        self.azure.world.replace_document(NOTHING.encode())
-        self.azure.world.clear_faults()
         self.wait_for_polls(2)
         return record
 
     def show(self, record: Record) -> None:
         """Show the hidden events, and wait until the agent has seen the event of *record*."""
-        self.azure.world.replace_document(None)
+        self.azure.world.clear_faults()
         self.wait(lambda: record["event"]["event_id"] in self.agent.out.read_text())
 
     def record(self, event_id: str) -> Record:

@@ -17,16 +17,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-API_VERSIONS = (
-    "2017-03-01",
-    "2017-08-01",
-    "2017-11-01",
-    "2019-01-01",
-    "2019-04-01",
-    "2019-08-01",
-    "2020-07-01",
-    "2024-07-09",
-)
 #: The first version that requires the header ``Metadata: true``. Its names have no leading underscore.
 HEADER_SINCE = "2017-08-01"
 #: Earlier versions require DocumentIncarnation in an approval.

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.config.settings import API_VERSIONS
 from bridge.testing.simulator.errors import UnknownEvent
-from bridge.testing.simulator.events import API_VERSIONS, HEADER_SINCE, PLAIN_APPROVAL_SINCE
+from bridge.testing.simulator.events import HEADER_SINCE, PLAIN_APPROVAL_SINCE
 from bridge.testing.simulator.machines import Machine
 from bridge.testing.simulator.world import World
 

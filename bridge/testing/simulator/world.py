@@ -25,9 +25,10 @@ from typing import Any
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock
+from bridge.config.settings import API_VERSIONS
 from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.errors import SimulatorError, UnknownEvent, WrongRequest, WrongState
-from bridge.testing.simulator.events import API_VERSIONS, Event, EventSpec, new_event_id, shown_event
+from bridge.testing.simulator.events import Event, EventSpec, new_event_id, shown_event
 from bridge.testing.simulator.faults import Fault, FaultQueue
 
 _REMEMBERED = 10_000
@@ -77,7 +78,6 @@ class World:
         self._actions: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._incarnation = 1
-        self._replaced: bytes | None = None
         self._listeners: list[Callable[[Change], None]] = []
         self._instant: float | None = None
         self._is_counted = False
@@ -180,9 +180,9 @@ class World:
         If one EventId is unknown, reject the whole request.
         """
         with self._change() as at:
-            unknown = [event_id for event_id in event_ids if not self._may_be_approved(event_id)]
+            unknown = [event_id for event_id in event_ids if self._find(event_id) is None]
             for event_id in event_ids:
-                result = "unknown_event" if unknown else self._approve(event_id, at)
+                result = "unknown_event" if unknown else self._approve(self._known(event_id), at)
                 received = ApprovalReceived(at=self.clock.now(), vm=vm, event_id=event_id, result=result)
                 self._approvals.append(received)
             if unknown:
@@ -211,20 +211,9 @@ class World:
         """Return the events document in the format of *api_version*."""
         with self._lock:
             self.advance()
-            if self._replaced is not None:
-                return self._replaced
             shown = (shown_event(event, api_version, self._not_before(event)) for event in self._events.values())
             events = [event for event in shown if event is not None]
             return json.dumps({"DocumentIncarnation": self._incarnation, "Events": events}).encode()
-
-    def replace_document(self, body: bytes | None) -> None:
-        """Return *body* as the document in every API version.
-
-        If *body* is None, return the real document again.
-        """
-        with self._change():
-            self._replaced = body
-            self._note("the document shows the events again" if body is None else "the document was replaced")
 
     def reset_incarnation(self, to: int = 1) -> None:
         """Set the incarnation to *to*.
@@ -308,25 +297,18 @@ class World:
         del self._events[event.event_id]
         self._note(what, event)
 
-    def _approve(self, event_id: str, at: float) -> str:
-        event = self._find(event_id)
-        if event is not None and event.status == "Started":
+    def _approve(self, event: Event, at: float) -> str:
+        if event.status == "Started":
             return "already_started"
-        if event is not None and event.is_approved:
+        if event.is_approved:
             return "already_approved"
-        if event is not None:
-            event.is_approved = True
-            if event.spec.on_approval == "start":
-                event.starts_seconds = min(event.starts_seconds, at + event.spec.approval_delay_seconds)
-            elif event.spec.on_approval == "never":
-                event.starts_seconds = math.inf
-            self._tell("approved", event)
+        event.is_approved = True
+        if event.spec.on_approval == "start":
+            event.starts_seconds = min(event.starts_seconds, at + event.spec.approval_delay_seconds)
+        elif event.spec.on_approval == "never":
+            event.starts_seconds = math.inf
+        self._tell("approved", event)
         return "approved"
-
-    def _may_be_approved(self, event_id: str) -> bool:
-        if self._replaced is not None:
-            return event_id.upper().encode() in self._replaced.upper()
-        return self._find(event_id) is not None
 
     def _find(self, event_id: str) -> Event | None:
         # An EventId is a UUID, so ignore the case of its letters.

@@ -170,16 +170,6 @@ def test_update_moves_not_before_and_can_change_the_type(world, clock):
     assert world.events()[0].status == "Scheduled"
 
 
-def test_replaced_document_is_served_unchanged_and_its_events_are_approvable(world):
-    body = b'{"DocumentIncarnation": "abc123",   "Events": [{"EventId": "11111111-AAAA"}]}'
-    world.replace_document(body)
-    assert world.document("2017-03-01") == body
-    world.approve(["11111111-aaaa"], vm="web_0")
-    assert world.approvals[-1].result == "approved"
-    world.replace_document(None)
-    assert read(world)["Events"] == []
-
-
 def test_extra_fields_are_shown_as_they_are(world):
     world.add_event(freeze(extra={"Colour": {"deep": 1}, "EventStatus": "Completed"}))
     event = read(world)["Events"][0]
