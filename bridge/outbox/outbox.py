@@ -157,21 +157,20 @@ class Outbox:
 
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Hold the lock while the caller changes the state, and then request a save.
+        """Hold the lock while the caller changes the state, request a save, and wake the workers.
 
-        If *soon* is False, the save can start up to 0.2 s later.
+        If *soon* is False, the save can start up to 0.2 s later, and the workers are not woken.
         """
         with self._lock:
             before = self._state.next_sequence
             yield self._state
-            has_new = self._state.next_sequence > before
-            if has_new:
+            if self._state.next_sequence > before:
                 self._arrivals.append((self._state.next_sequence - 1, self.clock.monotonic()))
                 excess = self._state.needed_bytes - self.max_pending_bytes
                 if excess > 0:
                     self._evict(excess, "state.max_pending_bytes")
         self.saver.wake(soon=soon)
-        if has_new and notifies:
+        if soon and notifies:
             self.on_due()
 
     def _make_room_on_disk(self, excess_bytes: int) -> None:
@@ -224,7 +223,6 @@ class Outbox:
             records.add_sinks(state, self._context)
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
-        self.on_due()
         return is_foreign
 
     def configure(
@@ -246,7 +244,6 @@ class Outbox:
             )
             records.add_sinks(state, self._context)
             deliveries.expire_outdated(state, self._context.current_state_only, list(state.events.rows))
-        self.on_due()
 
     def move(self, old: str, new: str) -> int:
         """Move undelivered records between two sinks. Return the number of moved records."""
@@ -328,9 +325,7 @@ class Outbox:
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call *work* with the state, and return its result. The saver thread saves the changes."""
         with self._change() as state:
-            result = work(state, *args, **kwargs)
-        self.on_due()  # older records might be pending again
-        return result
+            return work(state, *args, **kwargs)
 
 
 def _same(one: str | None, other: str | None) -> bool:
