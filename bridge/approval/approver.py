@@ -139,15 +139,11 @@ class Approver:
         self._wake.set()
         self._commands.close()
 
-    @property
-    def is_running(self) -> bool:
-        """Return whether the thread runs."""
-        return self._thread.is_alive()
-
-    def join(self, timeout_seconds: float) -> None:
-        """Wait for up to *timeout_seconds* until the thread has ended."""
-        if self.is_running:
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait up to *timeout_seconds*. Return whether the thread does not run."""
+        if self._thread.is_alive():
             self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def observe(
         self,

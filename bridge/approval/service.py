@@ -145,5 +145,6 @@ class ApprovalService:
     def join(self, timeout_seconds: float, *, gives_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until the approver has ended, *gives_up* returns True, or the time has passed."""
         deadline = time.monotonic() + timeout_seconds
-        while self.approver is not None and self.approver.is_running and not gives_up() and time.monotonic() < deadline:
-            self.approver.join(_STOP_POLL_SECONDS)
+        while self.approver is not None and not self.approver.join(_STOP_POLL_SECONDS):
+            if gives_up() or time.monotonic() >= deadline:
+                return

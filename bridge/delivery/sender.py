@@ -119,8 +119,7 @@ class Sender:
 
     def _reap_abandoned(self) -> None:
         """Wait briefly for the last abandoned thread. Raise DeliveryFailed if too many are left."""
-        until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
-        self._abandoned[-1].wait_closed(until - time.monotonic())
+        self._abandoned[-1].wait_closed(min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE))
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
         for each in self._abandoned:
             each.begin_closing()  # the last attempt might have failed to start a thread
@@ -234,8 +233,7 @@ class SinkThread:
 
     def _run(self) -> None:
         while (work := self._works.get()) is not None:
-            with suppress(_Abandoned):
-                work()
+            work()
             del work  # an idle thread keeps no batch in memory
         self._close()
 
@@ -254,13 +252,11 @@ class SinkThread:
 
         def run() -> None:
             try:
-                result = work(self)
+                done.set_result(work(self))
             except _Abandoned:
-                raise
+                return  # the watching thread has continued without this result
             except BaseException as error:  # noqa: BLE001  # handed to the watching thread
                 done.set_exception(error)
-            else:
-                done.set_result(result)
             with self._changed:
                 self._changed.notify()
 
