@@ -67,7 +67,6 @@ class IdentityResolver:
         self._started_at = clock.monotonic()
         self._is_waiting = False
         self._wait_until = math.inf
-        self._is_refused = False
         self.is_found = False
         """Whether IMDS has returned the identity to this agent."""
         self.vm = VmIdentity().with_overrides(configured)
@@ -121,8 +120,7 @@ class IdentityResolver:
             else:
                 self._outbox.use_vm(self.vm)
                 self._is_waiting = True
-                seconds = _WAIT_SECONDS_WHEN_REFUSED if self._is_refused else _WAIT_SECONDS
-                self._wait_until = min(self._wait_until, self._started_at + seconds)
+                self._wait_until = min(self._wait_until, self._started_at + _WAIT_SECONDS)
 
     def _run(self) -> None:
         pause = 1.0
@@ -174,7 +172,6 @@ class IdentityResolver:
     def _failed(self, error: ImdsError) -> None:
         is_refusal = isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
         if is_refusal or isinstance(error, DocumentInvalid):
-            self._is_refused = True
             self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
         if not self._stop.is_set():
             name = self._configured.name

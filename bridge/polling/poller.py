@@ -5,9 +5,6 @@ The default interval is one second.
 If a poll fails, the agent keeps the last known events and polls again. It never treats a failed poll as an empty
 document. Errors never end the poll thread, because an agent that has stopped polling looks like an agent without
 events.
-
-Until this VM's identity is known, the agent does not compare documents (see `bridge.polling.identity`). However, it
-records urgent events after 2 s, because Azure announces the eviction of a spot VM only 30 s in advance.
 """
 
 from __future__ import annotations
