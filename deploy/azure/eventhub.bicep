@@ -1,5 +1,5 @@
-// An Event Hubs namespace with one hub, and one identity that may send to it. There are no keys: who reads needs the role
-// "Azure Event Hubs Data Receiver" on the hub or on a consumer group.
+// Creates an Event Hubs namespace with one event hub, and allows one identity to send to the hub. The namespace does
+// not accept keys. Readers need the role "Azure Event Hubs Data Receiver" on the hub or on a consumer group.
 param location string
 param tags object
 param namespaceName string
@@ -10,10 +10,10 @@ param consumerGroups array
 param throughputUnits int
 param maximumThroughputUnits int
 
-@description('The object (principal) id of the identity that sends.')
+@description('The object (principal) ID of the identity that sends records.')
 param senderPrincipalId string
 
-// Azure Event Hubs Data Sender, the same in every tenant
+// The role Azure Event Hubs Data Sender, which has the same ID in every tenant.
 var senderRoleId = '2b629674-e913-4c01-ae53-ef4638d8f975'
 var grows = maximumThroughputUnits > throughputUnits
 
@@ -53,7 +53,7 @@ resource readers 'Microsoft.EventHub/namespaces/eventhubs/consumergroups@2024-01
   }
 ]
 
-// On the hub, not on the namespace: an agent may send here and do nothing else.
+// The scope is the hub and not the namespace, so the agents can only send to this hub.
 resource sender 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   scope: hub
   name: guid(hub.id, senderPrincipalId, senderRoleId)
@@ -64,5 +64,5 @@ resource sender 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   }
 }
 
-// https://NAME.servicebus.windows.net:443/ in the public cloud, another suffix in others
+// The endpoint is https://NAME.servicebus.windows.net:443/ in the public cloud. Other clouds have another suffix.
 output host string = split(replace(eventHubs.properties.serviceBusEndpoint, 'https://', ''), ':')[0]

@@ -1,28 +1,28 @@
-// Records straight into a Log Analytics workspace, without an event hub: the table, a data collection rule that takes
-// records by the Logs Ingestion API, the function that the queries read, and the right to send for one identity.
-// Use: docs/howto/log-analytics.md
+// Prepares a Log Analytics workspace to receive records without an event hub. The file creates the table, a data
+// collection rule that receives records through the Logs Ingestion API, and the function that the queries use. It also
+// allows one identity to send records. For instructions, see docs/howto/log-analytics.md
 targetScope = 'resourceGroup'
 
-@description('Where the rule is made: the region of the workspace.')
+@description('The region of the rule, which must be the region of the workspace.')
 param location string = resourceGroup().location
 
-@description('Tags of the rule.')
+@description('The tags of the rule.')
 param tags object = {}
 
 @description('The workspace, in this resource group.')
 param workspaceName string
 
-@description('The data collection rule. Azure takes 30 characters at most for a rule with a separate address.')
+@description('The name of the data collection rule. Azure allows at most 30 characters for a rule with a separate address.')
 @maxLength(30)
 param ruleName string = 'scheduled-events'
 
-@description('The object (principal) id of the identity that the agents send as.')
+@description('The object (principal) ID of the identity that the agents use to send records.')
 param senderPrincipalId string
 
-// Monitoring Metrics Publisher, the same in every tenant: the role that the Logs Ingestion API asks for
+// The role Monitoring Metrics Publisher, which the Logs Ingestion API requires. It has the same ID in every tenant.
 var senderRoleId = '3913510d-42f4-4e42-8a64-420c390055eb'
 var stream = 'Custom-ScheduledEventRecords'
-// transformKql takes no comments, and only those begin with a slash
+// transformKql does not support comments. Only comment lines start with a slash.
 var lines = split(loadTextContent('kql/log-analytics/transform.kql'), '\n')
 var transform = join(filter(lines, line => !startsWith(line, '/')), '\n')
 
@@ -86,7 +86,7 @@ resource rule 'Microsoft.Insights/dataCollectionRules@2023-03-11' = {
   }
 }
 
-// On the rule, not on the workspace: an agent may send here and do nothing else.
+// The scope is the rule and not the workspace, so the agents can only send to this rule.
 resource sender 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   scope: rule
   name: guid(rule.id, senderPrincipalId, senderRoleId)
@@ -97,5 +97,5 @@ resource sender 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   }
 }
 
-// The url of the sink.
+// The url setting of the sink.
 output url string = '${rule.properties.endpoints.logsIngestion}/dataCollectionRules/${rule.properties.immutableId}/streams/${stream}?api-version=2023-01-01'

@@ -1,25 +1,26 @@
-// An event hub for a fleet's records, and a scale set whose VMs send theirs to it: the identity, the role, the agent by
-// cloud-init, and the two profiles without which Azure does not announce OS upgrades and deletions. Use: README.md
+// Creates an event hub for the records of a fleet, and a scale set whose VMs send their records to the hub. This
+// includes the identity, its role, the installation of the agent with cloud-init, and the two profiles that Azure
+// requires to announce OS upgrades and deletions. For instructions, see README.md
 targetScope = 'resourceGroup'
 
-@description('Where everything is made.')
+@description('The region of all resources.')
 param location string = resourceGroup().location
 
-@description('Tags of everything that is made.')
+@description('The tags of all created resources.')
 param tags object = {}
 
-@description('The Event Hubs namespace. Its name is part of a public address, so it must be free in all of Azure.')
+@description('The name of the Event Hubs namespace, which must be unique in all of Azure because it is part of a host name.')
 param namespaceName string = 'scheduled-events-${uniqueString(resourceGroup().id)}'
 
-@description('The event hub.')
+@description('The name of the event hub.')
 param eventHubName string = 'scheduled-events'
 
-@description('Partitions of the hub. They bound how many readers share the work, and cannot be changed on Standard.')
+@description('The number of partitions, which limits the number of parallel readers. You cannot change it later in the Standard tier.')
 @minValue(1)
 @maxValue(32)
 param partitionCount int = 4
 
-@description('How many hours the hub keeps a record. Standard keeps 7 days at most.')
+@description('The hours that the hub keeps a record. The Standard tier allows at most 7 days.')
 @minValue(1)
 @maxValue(168)
 param retentionHours int = 168
@@ -27,31 +28,31 @@ param retentionHours int = 168
 @description('One consumer group for each system that reads all records.')
 param consumerGroups array = ['logging']
 
-@description('Throughput units that are always there. One takes 1 MB or 1,000 records a second.')
+@description('The minimum number of throughput units. Each unit accepts 1 MB or 1,000 records per second.')
 @minValue(1)
 @maxValue(40)
 param throughputUnits int = 1
 
-@description('Throughput units that the namespace may grow to by itself. A fleet speaks all at once.')
+@description('The maximum number of throughput units. The namespace scales up automatically if many VMs send at the same time.')
 @minValue(1)
 @maxValue(40)
 param maximumThroughputUnits int = 4
 
-@description('The scale set.')
+@description('The name of the scale set.')
 param scaleSetName string = 'bridge'
 
-@description('How many VMs.')
+@description('The number of VMs.')
 @minValue(0)
 @maxValue(1000)
 param instanceCount int = 2
 
-@description('Size of the VMs. With NVMe disks (v6 and later) set stateDisk. OS upgrades of G, H, M, N are not announced.')
+@description('The size of the VMs. For NVMe disks (v6 and later), also set stateDisk. Azure does not announce OS upgrades of the sizes G, H, M, and N.')
 param vmSize string = 'Standard_D2s_v5'
 
-@description('How the VM names the disk of LUN 0. Sizes with NVMe disks (v6 and later): /dev/disk/azure/data/by-lun/0.')
+@description('The path of the disk with LUN 0 in the VM. For NVMe disks (v6 and later): /dev/disk/azure/data/by-lun/0.')
 param stateDisk string = '/dev/disk/azure/scsi1/lun0'
 
-@description('One that Azure upgrades by itself, or {id: ...} of your own, with Python 3.10 or newer.')
+@description('An image that Azure upgrades automatically, or {id: ...} for your own image. The image must contain Python 3.10 or newer.')
 param image object = {
   publisher: 'Canonical'
   offer: '0001-com-ubuntu-server-jammy'
@@ -59,10 +60,10 @@ param image object = {
   version: 'latest'
 }
 
-@description('Availability zones, such as ["1", "2", "3"]; empty for none.')
+@description('The availability zones, such as ["1", "2", "3"], or an empty list.')
 param zones array = []
 
-@description('Resource id of the subnet. Its VMs need a way out, such as a NAT gateway: to what, see README.md.')
+@description('The resource ID of the subnet. The VMs need outbound access, for example through a NAT gateway. See README.md.')
 param subnetId string
 
 @description('The administrator of the VMs.')
@@ -71,16 +72,16 @@ param adminUsername string = 'azureuser'
 @description('The public SSH key of the administrator.')
 param sshPublicKey string
 
-@description('Where the VMs fetch the agent from: the archive of a release (.tar.gz) for their kind of machine, or a wheel. It must end with the name of the file, but for a query.')
+@description('The URL of the archive of a release (.tar.gz) for the architecture of the VMs, or of a wheel. Its path must end with the name of the file.')
 @secure()
 param wheelUrl string
 
-@description('SHA-256 of that file, in hexadecimal. The libraries of a wheel are those that the package index has then: README.md.')
+@description('The SHA-256 digest of this file, in hexadecimal. It does not cover the libraries of a wheel, which are from a package index.')
 @minLength(64)
 @maxLength(64)
 param wheelSha256 string
 
-@description('How many minutes a VM has between the announcement of its deletion and the deletion.')
+@description('The minutes between the announcement of a deletion and the deletion of the VM.')
 @minValue(5)
 @maxValue(15)
 param terminateNoticeMinutes int = 15

@@ -1,4 +1,5 @@
-// A scale set of Linux VMs with the agent on each. Uniform, because Azure upgrades the OS image by itself only there.
+// Creates a scale set of Linux VMs with the agent. The scale set is Uniform, because Azure upgrades the OS image
+// automatically only in Uniform scale sets.
 param location string
 param tags object
 param scaleSetName string
@@ -11,16 +12,16 @@ param subnetId string
 param adminUsername string
 param sshPublicKey string
 
-@description('Resource id of the user-assigned identity that sends to the hub.')
+@description('The resource ID of the user-assigned identity that sends to the hub.')
 param identityId string
 
-@description('Client id of the same identity; a VM may have several.')
+@description('The client ID of the same identity, because a VM can have several identities.')
 param identityClientId string
 
 param eventHubsHost string
 param eventHubName string
 
-@description('Secure, because it may hold a signature: the history of deployments shows all other parameters.')
+@description('The URL is secure, because it can contain a signature. The deployment history shows all other parameters.')
 @secure()
 param wheelUrl string
 
@@ -77,7 +78,8 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-07-01' = {
   }
   properties: {
     orchestrationMode: 'Uniform'
-    // More VMs than asked for, to be deleted again at once, would each send their Terminate.
+    // With overprovisioning, Azure deletes the additional VMs immediately, and each of them would send a Terminate
+    // record.
     overprovision: false
     singlePlacementGroup: false
     upgradePolicy: {
@@ -111,7 +113,7 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-07-01' = {
       }
       storageProfile: {
         imageReference: image
-        // An OS upgrade and a reimage give the VM a new OS disk, so the state is on a disk that they leave alone.
+        // An OS upgrade or a reimage replaces the OS disk, so the state is on a data disk, which they do not replace.
         osDisk: {
           createOption: 'FromImage'
           caching: 'ReadWrite'
@@ -151,7 +153,7 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-07-01' = {
           }
         ]
       }
-      // Without these two, Azure announces neither deletions nor OS upgrades and reimages.
+      // Without these two profiles, Azure does not announce deletions, OS upgrades, and reimages.
       scheduledEventsProfile: {
         terminateNotificationProfile: {
           enable: true
@@ -159,10 +161,11 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-07-01' = {
         }
         osImageNotificationProfile: {
           enable: true
-          notBeforeTimeout: 'PT15M' // the only value that Azure takes
+          notBeforeTimeout: 'PT15M' // the only value that Azure allows
         }
       }
-      // Automatic OS upgrades need to know whether a VM is well. Where the VMs do something of their own, ask that instead.
+      // Automatic OS upgrades require a health check. If the VMs run a service, use the health check of that service
+      // instead.
       extensionProfile: {
         extensions: [
           {

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Puts the state on its disk and installs the agent; run by cloud-init on a VM's first boot and on every new OS disk.
+# Mounts the disk for the state, and installs the agent. cloud-init runs this script on the first boot of a VM, and
+# after the OS disk is replaced.
 #
 #   setup.sh URL SHA256 STATE_DISK      URL: of the archive of a release (.tar.gz), or of a wheel
 #
-# The archive needs no package index. For a wheel the libraries come from one, and python3-venv from the distribution.
-# It may run again. cloud-init runs it once for each OS disk: README.md, "When the first boot fails".
+# An archive needs no package index. With a wheel, the script installs the libraries from a package index, and needs the
+# package python3-venv. You can run the script again. If the first boot fails, see README.md.
 set -eu
 
 url=$1 sha256=$2 disk=$3
@@ -17,25 +18,25 @@ fail() {
   exit 1
 }
 
-# blkid says the same of a disk that is not there as of an empty one, and udev may name it a moment after the boot.
+# blkid returns the same status for a missing disk and for an empty disk, and udev can add the disk after the boot.
 left=60
 until [ -e "$disk" ]; do
-  [ "$left" -gt 0 ] || fail "there is no disk $disk after a minute. Is it what this size calls LUN 0? See stateDisk."
+  [ "$left" -gt 0 ] || fail "The disk $disk does not exist after a minute. Check stateDisk, which depends on the size of the VM."
   left=$((left - 1))
   udevadm settle --timeout=1 2>/dev/null || true
   sleep 1
 done
 
-# After a reimage the disk contains undelivered records, so it is formatted only if it is empty (2).
+# After a reimage, the disk contains undelivered records. Format the disk only if it is empty (2).
 found=0
 blkid -p "$disk" >/dev/null || found=$?
 case $found in
   0) ;;
   2) mkfs.ext4 -q -L "$label" "$disk" ;;
-  *) fail "what is on $disk cannot be told: blkid says $found" ;;
+  *) fail "The content of $disk is unknown: blkid exited with $found." ;;
 esac
 mkdir -p "$state"
-# nofail: a VM without the disk still boots. The service waits for the mount, because the disk contains its state.
+# With nofail, a VM without the disk still boots. The service waits for the mount, because the disk contains its state.
 grep -q "^LABEL=$label " /etc/fstab ||
   printf 'LABEL=%s %s ext4 defaults,noatime,nofail 0 2\n' "$label" "$state" >>/etc/fstab
 systemctl daemon-reload
@@ -49,7 +50,7 @@ case $file in
     rm -rf "$here/archive"
     mkdir "$here/archive"
     tar -xzf "$file" --no-same-owner --strip-components=1 -C "$here/archive"
-    cp "$here/config.toml" "$here/archive/config.toml" # what its installer takes where there is none yet
+    cp "$here/config.toml" "$here/archive/config.toml" # the installer copies this file to a new VM
     "$here/archive/install.sh"
     ;;
   *) "$here/install.sh" "$file" ;;

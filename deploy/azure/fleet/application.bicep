@@ -1,17 +1,18 @@
-// The agent as a VM Application: a gallery, the application, one version of it, and the identity by which Azure Policy
-// gives it to VMs (policy.bicep). Publish each new version with this; those before stay. Use: docs/operate/fleet.md
+// Publishes the agent as a VM Application. The file creates a gallery, the application, one version of the application,
+// and the identity with which Azure Policy installs the application on VMs (policy.bicep). Deploy this file again for
+// each new version. It does not remove previous versions. For instructions, see docs/operate/fleet.md
 targetScope = 'resourceGroup'
 
-@description('Where the gallery is made.')
+@description('The region of the gallery.')
 param location string = resourceGroup().location
 
-@description('Tags of everything that is made.')
+@description('The tags of all created resources.')
 param tags object = {}
 
-@description('The gallery. Azure takes letters, digits, dots and underscores.')
+@description('The name of the gallery: letters, digits, periods, and underscores.')
 param galleryName string = 'scheduled_events_bridge'
 
-@description('Version of the application, as 1.2.3. Count it up for each new archive, and for each new configuration.')
+@description('The version of the application, such as 1.2.3. Increase it for each new archive and each new configuration.')
 param version string
 
 @description('The URL of the package: a block blob, with a SAS (sas.sh) unless the blob is public.')
@@ -22,15 +23,16 @@ param packageUrl string
 @secure()
 param configUrl string = ''
 
-@description('The regions of the VMs; the gallery\'s own must be one of them.')
+@description('The regions of the VMs, including the region of the gallery.')
 param regions array = [location]
 
-@description('Copies in each region. VMs fetch from these, many at a time.')
+@description('The number of copies in each region. Many VMs download from these copies at the same time.')
 @minValue(1)
 @maxValue(10)
 param replicas int = 3
 
-// Reader, the same in every tenant: to set a version on a VM, one must be able to read it.
+// The role Reader, which has the same ID in every tenant. To set a version on a VM, the identity must be able to read
+// it.
 var readerRoleId = 'acdd72a7-3385-48ef-bd42-f606fba81ae7'
 var commands = loadJsonContent('commands.json')
 var targetRegions = [
@@ -57,7 +59,7 @@ resource application 'Microsoft.Compute/galleries/applications@2024-03-03' = {
   tags: tags
   properties: {
     supportedOSType: 'Linux'
-    description: 'Forwards the Scheduled Events of a VM, and approves them.'
+    description: 'Forwards and approves the scheduled events of a VM.'
   }
 }
 
@@ -72,10 +74,10 @@ resource applicationVersion 'Microsoft.Compute/galleries/applications/versions@2
         mediaLink: packageUrl
         defaultConfigurationLink: empty(configUrl) ? null : configUrl
       }
-      // Bash, as root, in a directory of this version that holds the package and the configuration under these names.
+      // Azure runs these commands with Bash as root, in a directory that contains the package and the configuration.
       manageActions: {
         install: commands.install
-        update: commands.update // without one, Azure would remove the version that runs and then install
+        update: commands.update // without this command, Azure would remove the running version before the installation
         remove: commands.remove
       }
       settings: {

@@ -1,5 +1,6 @@
 // Installs the agent on the Linux VMs of one subscription, ring by ring, with Azure Policy (deployIfNotExists). Azure
-// Policy covers new VMs automatically, and remediation.bicep covers existing VMs. Use: docs/operate/fleet.md
+// Policy covers new VMs automatically, and remediation.bicep covers existing VMs. For instructions, see
+// docs/operate/fleet.md
 targetScope = 'subscription'
 
 @description('The region in which Azure stores the assignments.')
@@ -20,14 +21,14 @@ param rings array
 @description('The tag with the ring of a VM or scale set. A value that is not a ring, such as none, excludes the VM.')
 param tagName string = 'scheduled-events-bridge'
 
-@description('Resource ids of excluded subscriptions and resource groups, such as those that another service manages.')
+@description('Resource IDs of excluded subscriptions and resource groups, such as those that another service manages.')
 param notScopes array = []
 
 @description('AuditIfNotExists counts the VMs without the agent, and changes nothing.')
 @allowed(['DeployIfNotExists', 'AuditIfNotExists', 'Disabled'])
 param effect string = 'DeployIfNotExists'
 
-// Virtual Machine Contributor, which has the same id in every tenant. Both rules contain this id.
+// The role Virtual Machine Contributor, which has the same ID in every tenant. Both rules contain this ID.
 var contributorRoleId = '9980e02c-c2be-4d73-94e8-173b1dc7cf3c'
 var parameters = loadJsonContent('parameters.json')
 var passedOn = loadJsonContent('passed-on.json')

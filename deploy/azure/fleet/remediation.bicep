@@ -1,21 +1,21 @@
 // Installs the version of policy.bicep or management-group.bicep on the existing VMs and scale sets of one subscription
 // and one ring. Each deployment creates a new task, and Azure stops a task if too many installations fail. The task
 // belongs to the subscription, because Azure cannot evaluate compliance again at the scope of a management group.
-// Use: docs/operate/fleet.md
+// For instructions, see docs/operate/fleet.md
 targetScope = 'subscription'
 
 @description('The ring, as in policy.bicep or management-group.bicep.')
 param ring string
 
-@description('The management group of management-group.bicep. Empty: the policy belongs to this subscription.')
+@description('The management group of management-group.bicep. If empty, the policy belongs to this subscription.')
 param managementGroupName string = ''
 
-@description('How many VMs, and how many scale sets, at the same time.')
+@description('The maximum number of VMs, and of scale sets, that Azure changes at the same time.')
 @minValue(1)
 @maxValue(30)
 param parallelDeployments int = 10
 
-@description('The part of the deployments that may fail before Azure stops the task: 0.05 is a twentieth.')
+@description('The part of the deployments that may fail before Azure stops the task, for example 0.05 for 5 %.')
 param failureThreshold string = '0.05'
 
 @description('Makes the name of the task unique.')

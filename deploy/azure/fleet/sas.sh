@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints the URL of a blob with a shared access signature (SAS). The Compute Gallery uses this URL to copy the package.
-# Use: docs/operate/fleet.md
+# For instructions, see docs/operate/fleet.md
 set -eu
 
 usage() {
@@ -49,7 +49,7 @@ esac
 { [ "$hours" -ge 1 ] && [ "$hours" -le 168 ]; } || fail "--hours must be a number from 1 to 168, not $hours."
 
 seconds=$(($(date +%s) + hours * 3600))
-# GNU and BusyBox take -d, and macOS takes -r.
+# GNU and BusyBox support -d, and macOS supports -r.
 expiry=$(date -u -d "@$seconds" +%Y-%m-%dT%H:%MZ 2>/dev/null || date -u -r "$seconds" +%Y-%m-%dT%H:%MZ)
 
 set -- az storage blob generate-sas --auth-mode login --as-user --account-name "$1" --container-name "$2" --name "$3" \

@@ -1,5 +1,5 @@
-# What each resource is, without a word of a provider: tests compute it by `terraform console`, and compare it with the
-# Bicep.
+# Defines the body of each resource without using a provider. The tests evaluate this file without Azure, and compare
+# the result with the Bicep files.
 locals {
   files = "${path.module}/../../azure/fleet"
 
@@ -9,7 +9,7 @@ locals {
   identity_id    = "${var.resource_group_id}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/${var.gallery_name}-rollout"
   initiative_id  = "${local.scope}/providers/Microsoft.Authorization/policySetDefinitions/scheduled-events-bridge"
 
-  # Reader, and Virtual Machine Contributor, the same in every tenant
+  # The roles Reader and Virtual Machine Contributor, which have the same ID in every tenant.
   reader_role      = "/providers/Microsoft.Authorization/roleDefinitions/acdd72a7-3385-48ef-bd42-f606fba81ae7"
   contributor_role = "/providers/Microsoft.Authorization/roleDefinitions/9980e02c-c2be-4d73-94e8-173b1dc7cf3c"
 
@@ -26,17 +26,17 @@ locals {
   application = {
     properties = {
       supportedOSType = "Linux"
-      description     = "Forwards the Scheduled Events of a VM, and approves them."
+      description     = "Forwards and approves the scheduled events of a VM."
     }
   }
 
-  # Where the files are, which is secret, is added in main.tf.
+  # main.tf adds the URLs of the files, which are secret.
   application_version = {
     properties = {
       publishingProfile = {
         manageActions = {
           install = local.commands.install
-          update  = local.commands.update # without one, Azure would remove the version that runs and then install
+          update  = local.commands.update # without this command, Azure would remove the running version before the installation
           remove  = local.commands.remove
         }
         settings = {
@@ -120,7 +120,7 @@ locals {
     }
   } }
 
-  # A new version of a ring is a new name, and so a new task.
+  # The name contains the version, so a new version of a ring creates a new task.
   remediations = { for task in flatten([for ring in var.rings : [
     for reference, definition in local.definitions : {
       name = "scheduled-events-bridge-${ring.name}-${trimprefix(definition.name, "scheduled-events-bridge-")}-${replace(ring.version, ".", "-")}"

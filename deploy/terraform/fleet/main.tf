@@ -25,7 +25,7 @@ resource "azapi_resource" "version" {
   location  = var.location
   tags      = var.tags
   body      = local.application_version
-  # Never in the state.
+  # The Terraform state never contains a sensitive_body.
   sensitive_body = {
     properties = {
       publishingProfile = {

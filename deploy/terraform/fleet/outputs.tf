@@ -1,9 +1,9 @@
 output "application_id" {
-  description = "The application; its versions are below it."
+  description = "The resource ID of the application. The IDs of its versions start with this ID."
   value       = local.application_id
 }
 
 output "identity_principal_id" {
-  description = "The identity by which Azure Policy changes the VMs."
+  description = "The principal ID of the identity that Azure Policy uses to change the VMs."
   value       = azapi_resource.identity.output.properties.principalId
 }

@@ -1,32 +1,32 @@
 variable "subscription_id" {
-  description = "The subscription of the VMs."
+  description = "The ID of the subscription of the VMs."
   type        = string
 }
 
 variable "resource_group_id" {
-  description = "Resource id of the group of the gallery; it exists already."
+  description = "The resource ID of an existing resource group for the gallery."
   type        = string
 }
 
 variable "location" {
-  description = "Where the gallery is made, and where Azure keeps the assignments."
+  description = "The region of the gallery and of the policy assignments."
   type        = string
 }
 
 variable "tags" {
-  description = "Tags of everything that is made."
+  description = "The tags of all created resources."
   type        = map(string)
   default     = {}
 }
 
 variable "gallery_name" {
-  description = "The gallery. Azure takes letters, digits, dots and underscores."
+  description = "The name of the gallery: letters, digits, periods, and underscores."
   type        = string
   default     = "scheduled_events_bridge"
 }
 
 variable "versions" {
-  description = "Where Azure fetches package and configuration from, by versions as 1.2.3; they stay as long as a VM names them."
+  description = "The URLs of the package and the configuration for each version, such as 1.2.3. Keep a version while a VM uses it."
   type = map(object({
     package_url = string
     config_url  = optional(string, "")
@@ -35,23 +35,23 @@ variable "versions" {
 }
 
 variable "regions" {
-  description = "The regions of the VMs; the gallery's own must be one of them. Empty: that one alone."
+  description = "The regions of the VMs, including the region of the gallery. If empty, only the region of the gallery."
   type        = list(string)
   default     = []
 }
 
 variable "replicas" {
-  description = "Copies in each region. VMs fetch from these, many at a time."
+  description = "The number of copies in each region. Many VMs download from these copies at the same time."
   type        = number
   default     = 3
   validation {
     condition     = var.replicas >= 1 && var.replicas <= 10
-    error_message = "Azure makes 1 to 10 copies in a region."
+    error_message = "The number of copies in each region must be from 1 to 10."
   }
 }
 
 variable "rings" {
-  description = "The rings so far, in order. Only the last has everything_else = true."
+  description = "The rings of the rollout, in order. Only the last ring has everything_else = true."
   type = list(object({
     name            = string
     version         = string
@@ -60,46 +60,46 @@ variable "rings" {
   }))
   validation {
     condition     = length([for ring in var.rings : ring if ring.everything_else]) <= 1
-    error_message = "Two rings with everything_else would give the same VM two versions."
+    error_message = "Only one ring can have everything_else = true, because a VM can have only one version."
   }
 }
 
 variable "tag_name" {
-  description = "The tag that names the ring of a VM or scale set. A value that names no ring, such as none, excludes it."
+  description = "The tag with the ring of a VM or scale set. A value that is not a ring, such as none, excludes the VM."
   type        = string
   default     = "scheduled-events-bridge"
 }
 
 variable "not_scopes" {
-  description = "Resource ids of resource groups that get nothing, such as those that another service manages."
+  description = "The resource IDs of excluded resource groups, such as those that another service manages."
   type        = list(string)
   default     = []
 }
 
 variable "effect" {
-  description = "AuditIfNotExists counts who lacks the agent, and changes nothing."
+  description = "AuditIfNotExists counts the VMs without the agent, and changes nothing."
   type        = string
   default     = "DeployIfNotExists"
   validation {
     condition     = contains(["DeployIfNotExists", "AuditIfNotExists", "Disabled"], var.effect)
-    error_message = "There are DeployIfNotExists, AuditIfNotExists and Disabled."
+    error_message = "The effect must be DeployIfNotExists, AuditIfNotExists, or Disabled."
   }
 }
 
 variable "remediate" {
-  description = "Whether VMs that exist already get the version of their ring; without, only new ones do."
+  description = "Whether to install the version of a ring on existing VMs. If false, Azure installs it only on new VMs."
   type        = bool
   default     = true
 }
 
 variable "parallel_deployments" {
-  description = "How many VMs of a ring, and how many scale sets, at the same time."
+  description = "The maximum number of VMs, and of scale sets, of a ring that Azure changes at the same time."
   type        = number
   default     = 10
 }
 
 variable "failure_threshold" {
-  description = "Which part of a ring may fail before Azure stops its task: 0.05 is a twentieth."
+  description = "The part of a ring that may fail before Azure stops the task, for example 0.05 for 5 %."
   type        = number
   default     = 0.05
 }

@@ -1,8 +1,8 @@
-# The agent on VMs that exist already, as deploy/azure/fleet does it in Bicep: a VM Application, and Azure Policy that
-# gives it to VMs and scale sets, ring by ring. The commands and the rules are the very files of that directory.
-# Use: docs/operate/fleet.md
+# Installs the agent on existing VMs, like the Bicep files in deploy/azure/fleet. Azure Policy installs a VM Application
+# on VMs and scale sets, ring by ring. The commands and the policy rules are read from deploy/azure/fleet. For
+# instructions, see docs/operate/fleet.md
 terraform {
-  required_version = ">= 1.11" # the first that keeps sensitive_body out of the state
+  required_version = ">= 1.11" # the first version that keeps sensitive_body out of the state
   required_providers {
     azapi = {
       source  = "Azure/azapi"
