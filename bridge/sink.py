@@ -199,8 +199,8 @@ class Sink(ABC):
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event.
 
-        If this method returns True, a new record replaces all pending records of the same event, which then count as
-        expired. For example, an alerting system needs only the latest record of an event.
+        If this method returns True, a new record replaces all pending records of the same event. The replaced records
+        count as expired. For example, an alerting system needs only the latest record of an event.
 
         The destination must ignore a record that ends an unknown event, because earlier records might be missing.
         """

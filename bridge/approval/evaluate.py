@@ -1,4 +1,4 @@
-"""Turns decisions into approvals or refusals. The functions do no I/O.
+"""Turns decisions into approvals or refusals. No function performs I/O.
 
 When an approve decision arrives, it first waits until a newly fetched document contains its event. Then it can wait for
 more approvers (`bridge.approval.two_person_rule`), for the end of another approval, or for a response from Azure. It

@@ -178,8 +178,8 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """Return the settings of ``[approval]``, or None if the table has mistakes.
 
-    If the table has mistakes, the function adds them to *mistakes*. It also reads the certificate files, so that the
-    agent reports an invalid certificate at startup.
+    The function adds each mistake to *mistakes*. It also reads the certificate files, so that the agent reports an
+    invalid certificate at startup.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes)

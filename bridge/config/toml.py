@@ -60,7 +60,7 @@ def convert(
 ) -> _StructT | None:
     """Return *table* as a *struct*.
 
-    If the table has mistakes, add them to *problems* and return None.
+    If the table is invalid, add the errors to *problems* and return None.
 
     If each key is valid by itself, the function calls the constructor of *struct*. A ValueError or TypeError of the
     constructor means that the keys are invalid in combination, and becomes a mistake of the table. *stricter* contains

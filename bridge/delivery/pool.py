@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
 The pool replaces a worker only after the worker has ended or has been canceled. A canceled worker does not send any
-more records. When the agent stops or reloads its configuration, all workers have one common deadline. The number of
-hanging sinks therefore does not change the maximum wait.
+more records. When the agent stops or reloads its configuration, all workers share one deadline. Several hanging sinks
+therefore do not delay the agent longer than one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores decisions, holds, and approvals in `State`. The functions do no I/O.
+"""Stores decisions, holds, and approvals in `State`. No function performs I/O.
 
 The agent stores each decision before acting on it. It also keeps the ID (jti) of each expired decision, because the
 portal might send the decision again.

@@ -1,4 +1,4 @@
-"""Evicts records from a full outbox, and deletes old events. The functions do no I/O.
+"""Evicts records from a full outbox, and deletes old events. No function performs I/O.
 
 Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
 pending records last. Within each group, the oldest records are evicted first. The agent never evicts the records of the

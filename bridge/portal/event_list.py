@@ -1,4 +1,4 @@
-"""Builds the list of events on the first page, and reads the filters of the list.
+"""Builds the list of events on the first page, and parses the filters of a request.
 
 Each line contains only values from the row of its event, so the page loads quickly even if an event has many VMs.
 """
