@@ -58,7 +58,7 @@ class PortalMetrics:
         self.open_polls = gauge("held_polls", "Open polls of agents.")
         self._vms = gauge("vms", "VMs that have ever sent a record.")
         self._open_events = gauge("open_events", "Open events.")
-        self._decided = gauge("events", "Open events by decision.", ["decision"])
+        self._decided = gauge("events", "Open events by decision. A started event is never undecided.", ["decision"])
         self._undecided_soon = gauge(
             "undecided_soon_events", "Undecided events whose NotBefore is less than 10 minutes away."
         )
