@@ -91,7 +91,7 @@ def test_search_pages_and_scope(office):
 
 def test_agent_without_a_record_is_listed_with_its_vm_id(office):
     office.poll(7, kids=["other"])
-    assert "1 of 1 agents without a record" in office.browser("ann").page("/agents").text
+    assert "1 of 1 agent without a record" in office.browser("ann").page("/agents").text
     assert "1 of 1 agents" not in office.browser("sam").page("/agents").text
 
 

@@ -50,7 +50,8 @@ def test_counts_are_links_to_the_filtered_list(office):
     office.browser("ann").submit(f"/events/{B}", "hold")
     vic = office.browser("vic")
     page = vic.page("/")
-    assert "2 announced 1 undecided 1 under 10 min 1 held 0 need a second approver 0 refused 1 started" in page.text
+    counts = "2 announced 1 undecided 1 under 10 min 1 held 0 waiting for a second approver 0 refused 1 started"
+    assert counts in page.text
     links = {
         found["href"]: lines(vic.page(found["href"]))
         for tag, found in page.tags

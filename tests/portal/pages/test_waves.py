@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -145,3 +146,23 @@ def test_line_of_a_wave_counts_its_events_by_decision(office):
     decide(ann, "hold", (0, 1))
     decide(ann, "approve", (2,))
     assert "3 undecided, 2 held, 1 approved" in ann.page("/").text
+
+
+def test_pages_name_one_agent_vm_event_or_approver_in_the_singular(tmp_path):
+    users = [("ann", "approver", ""), ("bob", "approver", "")]
+    with Office(tmp_path, people={"required_approvals": 2}, users=users) as office:
+        announce(office, events=1, vms=1)
+        office.poll(0, **ABLE)
+        office.poll(9, **{**ABLE, "dry_run": True})
+        ann = office.browser("ann")
+        pages = [decide(ann, "approve", (0,)), ann.get(f"/events/{key_of_event_id('E-0')}"), ann.get("/")]
+        for vm in (0, 1):  # the events that only one VM reports are not in a wave
+            office.portal.send(*(announced(vm, number, ("vm_0",), sequence=number + 1) for number in range(5)))
+        wave = f"/decide?wave={WAVE}"
+        pages += [ann.get(path) for path in ("/", wave, "/timeline", "/agents", "/agents?show=all", "/audit")]
+        ann.submit(wave, "hold")
+        pages += [ann.get("/audit"), ann.get("/")]
+    text = " ".join(map(text_of, pages))
+    assert re.findall(r"\b1 (?:agents|VMs|events|lines|need|approvals|approvers|people) .{20}", text) == []
+    for phrase in ("1 agent would not", "1 waiting for a second approver", "of 1 line, 5 events", "5 events, 1 VM "):
+        assert phrase in text
