@@ -7,6 +7,7 @@ import time
 
 import pytest
 from least_time import least
+from managed_identity import managed_identity
 from poller_kit import (
     KEYS,
     PATIENCE_SECONDS,
@@ -21,7 +22,6 @@ from bridge.approval.portal_client import PortalClient
 from bridge.config.approval import RemoteSettings
 from bridge.errors import PortalFailed
 from bridge.system.access_tokens import RenewedToken
-from bridge.testing import Simulator
 from bridge.testing.peers import nobody, silent_listener
 
 
@@ -117,24 +117,12 @@ def test_poller_stops_immediately_while_entra_hangs(portal, start):
     assert not portal.requests
 
 
-@pytest.fixture
-def imds(monkeypatch):
-    """Return a simulator as azure-identity's token endpoint. An unreachable proxy must not be used."""
-    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
-        yield simulator
-
-
-@pytest.mark.usefixtures("imds")
 @pytest.mark.parametrize("scope", ["api://portal", "api://portal/.default"])
-def test_managed_identity_token_is_sent_to_the_portal(portal, desk, start, scope):
+def test_managed_identity_token_is_sent_to_the_portal(portal, desk, start, monkeypatch, scope):
     portal.put(VM, "a")
-    start(portal, remote={"entra_scope": scope})
-    assert desk.has("a")
+    with managed_identity(monkeypatch):
+        start(portal, remote={"entra_scope": scope})
+        assert desk.has("a")
     assert re.fullmatch(r"Bearer [\w-]+\.[\w-]+\.[\w-]+", portal.requests[0].authorization)
 
 

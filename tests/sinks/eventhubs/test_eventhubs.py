@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from leaks import nothing_left_behind
+from managed_identity import managed_identity
 from record_kit import record as freeze
 
 from bridge.sink import (
@@ -15,7 +16,6 @@ from bridge.sink import (
     ScheduledEvent,
     VmIdentity,
 )
-from bridge.testing import Simulator
 from bridge.testing.simulator.faults import Fault
 from bridge.testing.watching import in_time
 from sinks.eventhubs.access import Access
@@ -112,25 +112,16 @@ def test_azure_packages_are_not_imported_before_the_first_send():
 
 
 def test_managed_identity_requests_bypass_the_proxy(monkeypatch):
-    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(
-            name, "http://127.0.0.1:9"
-        )  # no proxy listens; a proxy would get the token of another machine
-    with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+    """A proxy would get the token of another machine."""
+    with managed_identity(monkeypatch):
         access = Access(EventHubsConfig(credential="managed_identity", **IDENTITY))
         access.prepare(wait_seconds=30)
     assert len(access.authorization()) > len("Bearer ")
 
 
 def test_identity_without_a_token_needs_attention(monkeypatch):
-    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
-        monkeypatch.delenv(name, raising=False)
-    with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
+    with managed_identity(monkeypatch) as simulator:
         simulator.world.set_fault(Fault(kind="status", status=400, target="token"))
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
         access = Access(EventHubsConfig(credential="managed_identity", **IDENTITY))
         with pytest.raises(DeliveryFailed, match=r"The credential returned no token: .* Assign the identity") as caught:
             access.prepare(wait_seconds=30)

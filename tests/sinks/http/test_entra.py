@@ -7,11 +7,11 @@ import sys
 import time
 
 import pytest
+from managed_identity import managed_identity
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryFailed
-from bridge.testing import Simulator
 from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_record
 from bridge.testing.simulator.faults import Fault
@@ -27,12 +27,7 @@ TABLES = {
 
 @pytest.fixture
 def imds(monkeypatch):
-    """Return a simulator with a token endpoint for azure-identity. The proxy in the environment does not exist."""
-    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    with Simulator("quiet", listen="127.0.0.1:0") as simulator:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+    with managed_identity(monkeypatch) as simulator:
         yield simulator
 
 
