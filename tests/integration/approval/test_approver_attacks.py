@@ -89,12 +89,6 @@ def test_hold_wins_over_a_simultaneous_approval(kit):
     assert kit.outcomes == [("approval_refused", "superseded")]
 
 
-def test_a_later_approval_ends_a_hold(kit):
-    kit.see(kit.event())
-    kit.offer(kit.token(kit.event(), "hold"), kit.token(kit.event(), kid="k2", approver=BORIS, after=1))
-    assert kit.imds.posts == [["E-1"]]
-
-
 def test_repeated_decision_is_ignored_even_after_restart_and_expiry(kit):
     kit.see(kit.event())
     token = kit.token(kit.event())

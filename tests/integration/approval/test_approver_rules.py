@@ -59,22 +59,6 @@ def test_rule_approves_nothing_while_the_vm_name_is_unknown(kit):
     assert kit.imds.posts == []
 
 
-def test_hold_of_a_person_stops_a_rule(kit):
-    kit.trust(("k1", "anne"))
-    kit.settings = ApprovalSettings(remote=kit.settings.remote, rules=(FREEZE,))
-    kit.start()
-    kit.wait(1)
-    kit.go(10, kit.event(resources=("vm_9", "vm_0")))
-    kit.offer(kit.token(kit.event(resources=("vm_9", "vm_0")), "hold"))
-    kit.restart()
-    kit.go(120, kit.event(resources=("vm_9", "vm_0")))
-    assert kit.imds.posts == []
-    assert kit.outcomes == []
-    kit.offer(kit.token(kit.event(resources=("vm_9", "vm_0"))))
-    kit.turn()
-    assert kit.imds.posts == [["E-1"]]
-
-
 def test_approval_of_a_rule_is_withdrawn_when_the_rule_is_removed(kit):
     begin(kit, FREEZE)
     (kit.state / "approvals.disabled").touch()

@@ -32,15 +32,6 @@ def expired_by_reason(bench):
     return found
 
 
-def test_newer_record_replaces_pending_records_of_its_event(bench, alerts):
-    change(bench, "scheduled")
-    change(bench, "scheduled", "other")
-    change(bench, "started", status="Started")
-    bench.start()
-    bench.until_totals(delivered=2, expired=1)
-    assert sorted(sent(alerts)) == ["scheduled", "started"]
-
-
 def test_ending_of_an_event_that_was_never_sent_is_sent(bench, alerts):
     change(bench, "scheduled")
     change(bench, "canceled")
@@ -76,16 +67,6 @@ def test_outcome_of_an_approval_replaces_no_record_of_its_event(bench, alerts):
     bench.start()
     bench.until_totals(delivered=2)
     assert sent(alerts) == ["scheduled", "approved"]
-
-
-def test_all_other_sinks_get_every_record(bench):
-    box = bench.sink()
-    change(bench, "scheduled")
-    change(bench, "started", status="Started")
-    change(bench, "completed")
-    bench.start()
-    bench.until_totals(delivered=3)
-    assert sent(box) == ["scheduled", "started", "completed"]
 
 
 def test_metric_separates_records_that_were_too_old_from_replaced_records(bench, alerts):

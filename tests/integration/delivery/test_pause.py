@@ -1,25 +1,10 @@
 """Pauses of a sink, and their ends: responses, new records, time, age, and manual retries."""
 
-from itertools import pairwise
-from statistics import median
-
 import pytest
 from delivery_kit import SOON_SECONDS, always, ids, raising
 from waiting import until
 
 from bridge.errors import DeliveryFailed
-
-
-def test_two_failures_on_different_events_pause_the_sink(bench):
-    box = bench.sink()
-    box.script(*always("fail"))
-    bench.add(*(f"E-{number}" for number in range(50)))
-    bench.start(chance=0.99)
-    bench.until_failed(2)
-    bench.advance(1)
-    bench.until_failed(3)
-    # The next probe is two seconds away. Without the pause, the worker would have tried all fifty records.
-    assert len(box.tries) == 3
 
 
 def fail_eight_times(bench, box):
@@ -65,24 +50,6 @@ def test_only_an_urgent_record_is_tried_during_retry_after(bench):
     assert ids(box.tries[1]) == ["P-1"]
     assert ids(box.wait_for(1, 5))[0] == "P-1"
     assert ids(box.wait_for(4, 5)) == ["P-1", "E-1", "E-2", "E-3"]  # a response ended the Retry-After
-
-
-def test_urgent_record_is_retried_within_two_seconds_despite_retry_after(bench):
-    moments = []
-
-    def busy(_batch):
-        moments.append(bench.time.monotonic())
-        raise DeliveryFailed("busy", retry_after=3_600)
-
-    box = bench.sink()
-    box.script(*always(busy))
-    bench.add("P-1", urgent=True, not_before=None)
-    bench.start(chance=0.999)
-    for tries in range(1, 7):
-        bench.until_failed(tries)
-        bench.advance(2.0)
-    # The worker can read the clock after the test advanced it, and a busy machine adds real seconds.
-    assert median(later - earlier for earlier, later in pairwise(moments)) < 4.5
 
 
 def test_sink_that_returns_410_pauses_until_a_person_retries(bench, caplog):

@@ -185,13 +185,3 @@ def test_too_many_or_too_long_headers_are_an_error(start, headers):
 
     with pytest.raises(http.client.HTTPException, match="more than"):
         get(start(respond)[1])
-
-
-def test_connection_without_a_body_stays_open_unless_the_server_closes_it(start):
-    def respond(peer, connection, _):
-        while peer.read_request(connection):
-            connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
-
-    peer, connection = start(respond)
-    assert [get(connection).status_code for _ in range(3)] == [204, 204, 204]
-    assert peer.accepted == 1

@@ -304,7 +304,11 @@ def test_outbox_of_another_machine_is_replaced_with_an_empty_one(kit):
     kit.commit(outbox, kit.event())
     outbox.close(10)
     again = kit.open(boot_id="boot-2")
+    stream_id = again.read(deliveries.totals).stream_id
     assert again.identify(OTHER)
+    assert again.is_trusted
+    assert again.read(lambda state: state.document) is None
+    assert again.read(deliveries.totals).stream_id > stream_id
     kit.saved(again)
     assert kit.due(again) == kit.due(kit.crash(again, boot_id="boot-2")) == []
 

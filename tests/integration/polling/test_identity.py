@@ -6,7 +6,7 @@ from waiting import until
 
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
-from bridge.outbox import deliveries, records
+from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.testing import ManualClock
@@ -56,12 +56,6 @@ def test_identity_from_imds_is_stored(resolver_of, outbox):
     resolver = resolver_of(Service())
     assert (resolver.vm, resolver.is_waiting) == (ME, False)
     assert outbox.read(lambda state: state.vm) == ME
-
-
-def test_silent_service_keeps_the_stored_identity(resolver_of, outbox):
-    outbox.identify(ME)
-    resolver = resolver_of(Service(ImdsUnreachable("silent")))
-    assert (resolver.vm, resolver.is_waiting) == (ME, False)
 
 
 def test_records_wait_until_the_first_identity_arrives(resolver_of, outbox):
@@ -194,15 +188,6 @@ def test_configured_vm_id_confirms_the_stored_identity(after_boot):
     resolver = started(Service(ImdsUnreachable("silent")), outbox, VmIdentity(vm_id="aaaa"))
     assert (resolver.vm.name, outbox.is_trusted) == (ME.name, True)
     resolver.stop()
-
-
-def test_different_vm_id_empties_the_outbox(after_boot):
-    outbox = after_boot()
-    stream = outbox.read(deliveries.totals).stream_id
-    outbox.identify(VmIdentity(name="vm_1", vm_id="BBBB"))
-    assert outbox.is_trusted
-    assert outbox.read(lambda state: state.document) is None
-    assert outbox.read(deliveries.totals).stream_id > stream
 
 
 def test_response_after_the_stop_is_ignored(outbox):

@@ -259,20 +259,6 @@ def test_throttled_poll_backs_off_up_to_a_limit(bench):
     assert bench.poll(document(1)) == 1.0
 
 
-def test_change_lost_in_a_crash_is_recorded_again_with_the_same_id(bench, tmp_path):
-    bench.poll(document(1))
-    seen = event()
-    bench.poll(document(2, seen))
-    first = bench.stored[-1]
-    other = Bench(tmp_path / "other")  # the same machine without the record in its outbox
-    other.poll(document(1))
-    other.clock.advance(77)
-    other.poll(document(2, seen))
-    assert other.stored[-1].id == first.id
-    assert other.stored[-1].transition_key == first.transition_key
-    other.close()
-
-
 def test_outbox_of_another_machine_is_not_continued(bench):
     bench.poll(document(1, event("Started")))
     bench.restart()

@@ -12,7 +12,7 @@ from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryRejected, Impact, Pause, TimelineEntry, Transition, VmIdentity
 from bridge.testing.http_contract import Answer
 from bridge.testing.records import VM, sample_event, sample_record
-from sinks.otlp.sink import OtlpConfig, OtlpSink, signal_url
+from sinks.otlp.sink import OtlpConfig, OtlpSink
 
 PREFIX = "azure.scheduled_event."
 ANNOUNCED, APPROVED, STARTED, ENDED = (f"2026-11-20T11:{minute}:00.000Z" for minute in ("00", "05", "10", "12"))
@@ -85,13 +85,6 @@ def test_ids_are_hashes_of_the_event_and_the_vm(send):
     assert span.span_id == hashlib.sha256(name).digest()[:8]
 
 
-def test_repeated_and_restarted_sends_have_the_same_ids(send):
-    restarted = ending(stream_id="01a1f89c-fb80-7000-8000-000000000001", sequence=9)
-    spans = [span for span, _ in (send(ending()), send(ending()), send(restarted))[-1]]
-    assert len(spans) == 3
-    assert len({(span.trace_id, span.span_id) for span in spans}) == 1
-
-
 def test_vms_of_an_event_share_one_trace(send):
     vms = [VmIdentity(name=f"vm_{number}", vm_id=f"00000000-0000-4000-8000-{number:012}") for number in range(20)]
     spans = [span for span, _ in send(*(ending(vm=vm) for vm in vms))]
@@ -152,7 +145,3 @@ def test_rejected_spans_are_parked(send, peer):
     peer.reply(lambda _request: Answer(status=200, body=b"\x0a\x02\x08\x01"))  # partial_success: rejected_spans = 1
     with pytest.raises(DeliveryRejected, match="rejected 1 of the spans"):
         send(ending())
-
-
-def test_path_depends_on_the_signal():
-    assert signal_url("http://a:4318", "traces") == "http://a:4318/v1/traces"

@@ -6,11 +6,11 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
-from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Transition, VmIdentity, encode
+from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Transition, encode
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import VM, sample_event, sample_record
 from sinks.webhook.config import WebhookConfig
-from sinks.webhook.pagerduty import DEFAULT_URL, PagerDutyFormat, dedup_key
+from sinks.webhook.pagerduty import DEFAULT_URL, PagerDutyFormat
 from sinks.webhook.sink import WebhookSink
 
 ROUTING_KEY = "R0123456789ABCDEFGHIJKLMNOPQRSTU"
@@ -45,11 +45,6 @@ def test_ended_event_resolves_the_same_incident(transition):
     url, body = message(transition=transition)
     assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
     assert body["dedup_key"] == message()[1]["dedup_key"]
-
-
-def test_dedup_key_of_an_event_is_the_same_on_every_vm():
-    here, there = (sample_record(vm=VmIdentity(name=name)) for name in ("WestNO_0", "WestNO_1"))
-    assert dedup_key(here) == dedup_key(there)
 
 
 @pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
