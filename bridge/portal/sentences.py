@@ -81,11 +81,6 @@ def clock_text(event: EventState) -> str:
     return f"at {at:%H:%M:%S} UTC" if near else f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
 
 
-def lifting(needed: int) -> str:
-    """Return the condition for the end of a hold: "2 more people withdraw the hold"."""
-    return f"{needed} more {'person withdraws' if needed == 1 else 'people withdraw'} the hold"
-
-
 def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "nothing"

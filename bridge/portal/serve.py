@@ -56,11 +56,7 @@ class Portal:
     """Runs the portal. Any thread can call `stop` to end `run`."""
 
     def __init__(
-        self,
-        settings: PortalSettings,
-        *,
-        clock: Clock = REAL_CLOCK,
-        request_seconds: float = REQUEST_SECONDS,
+        self, settings: PortalSettings, *, clock: Clock = REAL_CLOCK, request_seconds: float = REQUEST_SECONDS
     ) -> None:
         self._settings = settings
         self._clock = clock

@@ -30,7 +30,7 @@ from bridge.portal.decision_progress import (
     progress_of,
 )
 from bridge.portal.fleet import EventState, State, undecidable
-from bridge.portal.sentences import clock_text, differences, first_of, how_many, lifting, these, vm_names
+from bridge.portal.sentences import clock_text, differences, first_of, how_many, these, vm_names
 from bridge.portal.signing import why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails
@@ -187,7 +187,8 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 effect = "lets people approve the event. The rules of the VMs stay stopped until an approval"
         _, needed = lift(verdict, person.key, (), at=at, until=at, required=self.site.required)
         if needed:
-            effect = f"leaves the event held until {lifting(needed)}"
+            people = "person withdraws" if needed == 1 else "people withdraw"
+            effect = f"leaves the event held until {needed} more {people} the hold"
         return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"
 
     def sentence(self, verdict: Verdict) -> str:
@@ -199,8 +200,10 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             note = ", withdrawn"
         elif is_hold and is_undecided:
             verb = "holds it"
-            if agreed := sum(end > format_time(self.now) for end in verdict.lifts.values()):
-                note = f", {agreed} other{'s agree' if agreed > 1 else ' agrees'} to lift the hold"
+            agreed = [key for key, end in verdict.lifts.items() if end > format_time(self.now)]
+            if agreed:
+                names = ", ".join(self.details.names.get(key, key.partition(" ")[2]) for key in agreed)
+                note = f", {names} agree{'s' if len(agreed) == 1 else ''} to lift the hold"
         elif is_undecided and verdict.digest != self.event.digest:
             verb = "approved an earlier version of it"
         elif is_undecided and verdict.expires_at <= format_time(self.now):
@@ -247,6 +250,9 @@ def history(view: EventView, records: Iterable[TransitionRecord], names: Mapping
     for each in view.details.verdicts:
         note, is_past = f"“{each.reason}”" if each.reason else "", each.withdrawn_at is not None
         found.append(HistoryEntry(at=each.made_at, text=view.sentence(each), note=note, is_past=is_past))
+        if each.withdrawn_at is not None:
+            text = f"{_DECISIONS[each.choice]} by {each.user_name} withdrawn"
+            found.append(HistoryEntry(at=each.withdrawn_at, text=text))
     for decision in view.progress:
         vms = first_of([names.get(key, key) for key in decision.vm_keys], _MOST_NAMES)
         text = f"{_DECISIONS[decision.choice]} for the agent of {vms}: {decision.stage.value}"

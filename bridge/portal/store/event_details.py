@@ -6,7 +6,7 @@ The module reads an event, its verdicts, its decisions, and its outcomes in one 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -18,7 +18,7 @@ from bridge.portal.schema import audit, decisions, event_vms, events, records, v
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import events_of, records_of
-from bridge.portal.store.users import all_users, barred_people
+from bridge.portal.store.users import all_users
 from bridge.portal.verdicts import Choice, Verdict, counting, most_of_one_issuer
 from bridge.portal.vm_state import vm_key
 
@@ -51,6 +51,8 @@ class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
     counting: tuple[Verdict, ...] = ()
     decisions: tuple[SignedDecision, ...] = ()
     approvers: int = 0
+    names: Mapping[str, str] = {}
+    """The names of the known people by their keys."""
     outcomes: tuple[TransitionRecord, ...] = ()
     """The outcome records from the event's members, and from VMs that a decision is for."""
 
@@ -74,7 +76,9 @@ def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -
         signed[decision.event_key].append(decision)
     for key, outcome in _outcomes(connection, found):
         outcomes[key].append(outcome)
-    barred, approvers = barred_people(connection), approvers_here(connection)
+    people, approvers = all_users(connection), approvers_here(connection)
+    barred = {each.person_key for each in people if not each.can_approve}
+    names = {each.person_key: each.user_name for each in people}
     return [
         EventDetails(
             event=found[key],
@@ -82,6 +86,7 @@ def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -
             counting=counting(given[key], barred),
             decisions=tuple(signed[key]),
             approvers=approvers,
+            names=names,
             outcomes=tuple(_counted([*outcomes[key], *_outcomes_without_event(connection, signed[key])], signed[key])),
         )
         for key in keys

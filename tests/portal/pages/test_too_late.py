@@ -88,4 +88,5 @@ def test_withdrawn_hold_is_shown_as_no_longer_in_effect(office):
     assert "The agent does not start the event early." not in page.text
     assert "Hold for the agent of vm_0: received (no longer in effect)" in page.text
     assert "ann held it, withdrawn (no longer in effect)" in page.text
+    assert "11:01:00 UTC Hold by ann withdrawn" in page.text
     assert "Verdicts" not in [found.get("aria-label") for _, found in page.tags]
