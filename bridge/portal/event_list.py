@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -115,8 +116,8 @@ def read_list(
 
 def read_selection(
     connection: Connection, waves: Iterable[str], keys: Sequence[str], person: Person, *, now: str, limit: int
-) -> tuple[list[EventSummary], int, int]:
-    """Return announced events in *waves* or with *keys*, their VMs, and the number of all."""
+) -> dict[str, Any]:
+    """Return announced events in *waves* or with *keys*, for the template of the form."""
     found: dict[str, EventSummary] = {}
     total = 0
     for wave in waves:
@@ -128,7 +129,7 @@ def read_selection(
     found |= {key: each for key, each in visible.items() if each.state is State.SCHEDULED}
     shown = list(found.values())[:limit]
     vms = set().union(*vms_of(connection, [each.key for each in shown]).values())
-    return shown, len(vms), total + len(found)
+    return {"events": shown, "vms": len(vms), "total": total + len(found)}
 
 
 def _menus(connection: Connection, person: Person) -> dict[str, list[str]]:

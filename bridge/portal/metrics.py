@@ -42,15 +42,11 @@ class PortalMetrics:
         self._requests = counter("requests", "Responses by route and status.", ["route", "status"])
         self._answers: dict[tuple[str, int], Counter] = {}
         self.callers_refused = counter("callers_refused", "Unauthenticated requests by reason.", ["reason"])
-        self.connections_cut = counter(
-            "connections_cut", "Connections that were aborted because a request exceeded a limit."
-        )
+        self.connections_cut = counter("connections_cut", "Connections aborted because a request exceeded a limit.")
         self.documents = counter("attested_documents", "Attested documents of agents by result.", ["result"])
         self.records = counter("records", "Received records, including duplicates.")
         self.records_refused = counter("records_refused", "Refused records by reason.", ["reason"])
-        self.decisions_refused = counter(
-            "decisions_refused", "Refused decisions that were signed elsewhere, by reason.", ["reason"]
-        )
+        self.decisions_refused = counter("decisions_refused", "Refused decisions signed elsewhere.", ["reason"])
         self.notifications = counter("notifications", "Sent notifications by target and result.", ["target", "result"])
         self.ingest_seconds = histogram(
             "ingest_seconds", "Seconds to store the records of one request.", buckets=_SECONDS

@@ -31,11 +31,10 @@ from bridge.portal.store.events import records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import vm_names
 from bridge.portal.users import AccessDenied, Person
-from bridge.portal.verdicts import Choice
+from bridge.portal.verdicts import MOST_APPROVED, Choice
 from bridge.portal.views import EventView, history, shown_vms
 
 _MOST_CHOSEN = 100
-_MOST_APPROVED = 20
 _MOST_HELD = 1_000
 #: For pages only. Streams and the agents' API are never compressed.
 _GZIP = (Middleware(GZipMiddleware, compresslevel=6),)
@@ -117,8 +116,7 @@ async def chosen(site: Site, request: Request, person: Person) -> Response:
     waves = request.query_params.getlist("wave")
     if waves and verdict == Choice.HOLD.value:
         selected = await site.store.read(read_selection, waves, keys, person, now=site.now(), limit=_MOST_HELD)
-        events, vms, total = selected
-        return site.login.page(request, person, "wave.html", events=events, vms=vms, total=total)
+        return site.login.page(request, person, "wave.html", **selected)
     found = await site.store.read(event_details_of, keys, now=site.now())
     visible, now = [each for each in found if person.may_see(each.event)], site.clock.now()
     views = [EventView(site=site, person=person, now=now, details=each) for each in visible]
@@ -139,11 +137,9 @@ async def decide(site: Site, request: Request, person: Person, form: Form) -> Re
     events = (each.partition(":") for each in " ".join(form.get("event", ())).split())
     digests = {key: digest for key, _, digest in events}
     are_keys = all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, digest in digests.items())
-    most = _MOST_HELD if choice == Choice.HOLD.value else _MOST_APPROVED
+    most = _MOST_HELD if choice == Choice.HOLD.value else MOST_APPROVED
     if choice not in {each.value for each in Choice} or not 1 <= len(digests) <= most or not are_keys:
-        raise RequestRefused(
-            400, f"The form must approve 1 to {_MOST_APPROVED} events, or hold 1 to {_MOST_HELD} events."
-        )
+        raise RequestRefused(400, f"Select 1 to {MOST_APPROVED} events to approve, or 1 to {_MOST_HELD} to hold.")
     confirmed: dict[str, list[str]] = {}
     for field in form.get("confirm", ()):
         key, _, name = field.partition(":")

@@ -22,7 +22,7 @@ from bridge.events.event import compact_json
 from bridge.events.otel_resource import own_version
 from bridge.portal.requests import error_answer
 from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, these, vm_names
-from bridge.portal.verdicts import people_of
+from bridge.portal.verdicts import MOST_APPROVED, people_of
 from bridge.text import duration, escaped
 
 _HERE = Path(__file__).parent
@@ -66,6 +66,7 @@ class Renderer:
             clock_text=clock_text,
             effect_of=effect_of,
             how_many=how_many,
+            most_approved=MOST_APPROVED,
             people_of=people_of,
             these=these,
             vm_names=vm_names,

@@ -32,6 +32,8 @@ from bridge.portal.user_names import issuer_of
 
 WITHDRAW_HOLD = "Withdraw the hold to approve the event."
 NO_KEY = "This portal has no key. Sign the decision with `decide --to`, and the portal forwards it."
+#: The number of events that a person can approve at once.
+MOST_APPROVED = 20
 _MOST_CHARACTERS = 256
 
 

@@ -89,6 +89,18 @@ def test_selection_of_different_groups_is_approved_with_one_confirmation(office)
     assert [list(each["decisions"]) for each in entry["details"]["events"]] == [[vm_id_of(vm)] for vm in range(20)]
 
 
+def test_pages_state_the_limit_of_an_approval_before_the_confirmation(office):
+    announce(office, events=21, vms=21)
+    for vm in range(21):
+        office.poll(vm, **ABLE)
+    ann = office.browser("ann")
+    assert "Approve… Hold… Approve at most 20 events at once." in ann.page(f"/?wave={WAVE}").text
+    query = "&".join(f"event={key_of_event_id(f'E-{number}')}" for number in range(21))
+    page = ann.page(f"/decide?verdict=approve&{query}")
+    assert "You can approve at most 20 events at once. Select fewer than 21 events." in page.text
+    assert page.buttons == ["Sign out"]
+
+
 def test_selection_with_two_events_of_one_group_is_rejected_with_the_reason(office):
     announce(office, events=2, vms=2)
     other = announced(2, 2, ("vm_2",))
