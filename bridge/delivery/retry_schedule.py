@@ -68,7 +68,6 @@ class _Delay(msgspec.Struct, kw_only=True):
     since: float
     attempts: int = 0
     until: float = _LONG_AGO
-    tried_at: float = _LONG_AGO
     urgent: bool = False
     was_released: bool = False
     """True after a response to another event's records has made this event due early."""
@@ -272,18 +271,9 @@ class RetrySchedule:
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT
+        planned_at = _NEVER if self._urgent_was_last else self._urgent_at
         # Send again soon, because the next urgent record may be untried. The minimum delay limits the rate.
-        soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
-        if not has_urgent:
-            self._urgent_at = _NEVER
-        elif during in {SendMode.FRESH, SendMode.PROBE}:
-            self._urgent_at = min(self._urgent_at, soon)
-        else:
-            self._urgent_at = soon
-
-    def _urgent_deadline(self) -> float:
-        tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
-        return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
+        self._urgent_at = min(planned_at, now + MINIMUM_DELAY_SECONDS) if has_urgent else _NEVER
 
     def _delay(self, event: FailedEvent, now: float, retry_after: float | None) -> None:
         delay = self._delays.get(event.event_key)
@@ -302,4 +292,4 @@ class RetrySchedule:
             # Urgent events are sent one by one, so leave time for the others.
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
-        delay.tried_at, delay.until = now, now + gap
+        delay.until = now + gap
