@@ -117,7 +117,6 @@ class Source:
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The response to `read_status`. All values are from the same moment."""
 
-    stream_id: str
     vm: VmIdentity | None
     document: Document | None
     last_good_at: str | None
@@ -160,7 +159,6 @@ def read_status(source: Source) -> Status:
         ending = state.get(LAST_ENDING)
         last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
         return Status(
-            stream_id=decided.stream_id,
             vm=state.vm,
             document=state.document,
             last_good_at=state.get("last_good_at"),

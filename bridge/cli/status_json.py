@@ -111,7 +111,7 @@ def build_report(answer: Status, *, directory: Path, configuration: Configuratio
         last_good_poll_at=answer.last_good_at if agent is None else agent.last_good_poll_at,
         state=StateReport(
             directory=directory_text(directory),
-            stream_id=answer.stream_id,
+            stream_id=answer.totals.stream_id or "",
             approvals_disabled=(directory / DISABLED_FILE).is_symlink() or (directory / DISABLED_FILE).exists(),
             outbox_bytes=answer.used_bytes,
             kept_files=answer.older_files,
