@@ -150,22 +150,20 @@ class Approver:
         document: Document,
         instant: Instant,
         *,
-        asked_at: float | None = None,
-        unsettled: frozenset[str] = frozenset(),
-        tracked: Document | None = None,
+        asked_at: float,
+        unsettled: frozenset[str],
+        tracked: Document | None,
     ) -> None:
         """Store a valid IMDS response. Wake the thread if the document has changed.
 
-        *instant* is the time of the response. *asked_at* is the time of the request on the monotonic clock. If
-        *asked_at* is None, the time of the response is used. *unsettled* contains the EventIds of events with an
-        unconfirmed change. *tracked* is the document that the agent tracks.
+        *instant* is the time of the response. *asked_at* is the time of the request on the monotonic clock. *unsettled*
+        contains the EventIds of events with an unconfirmed change. *tracked* is the document that the agent tracks.
         """
         before = self._answer
-        seconds = 0.0 if asked_at is None else instant.monotonic - asked_at
         self._answer = _Answer(
             document=document,
             instant=instant,
-            asked_at=instant.wall.timestamp() - seconds,
+            asked_at=instant.wall.timestamp() - (instant.monotonic - asked_at),
             unsettled=unsettled,
             tracked=tracked,
         )
@@ -316,7 +314,7 @@ class Approver:
         outbox, why = self._outbox, None
         if not outbox.is_trusted:
             why = "The identity of this VM is not confirmed."
-        elif self._settings.remote is not None and outbox.awaits_portal:
+        elif self._settings.remote is not None and outbox.portal_read_in != outbox.epoch:
             why = "The portal has not sent all of its decisions since the start of the agent."
         elif outbox.is_behind:
             why = "The outbox is not saved. Free space on the disk, or make it writable."
@@ -337,13 +335,10 @@ class Approver:
         return True
 
     def _note_portal_read(self) -> None:
-        outbox = self._outbox
-        epoch = outbox.epoch
         # The order matters: the poller stores decisions before it reports that it has received all of them.
-        if outbox.awaits_portal and self._portal_read() == epoch and not self._inbox.has_unkept:
-            outbox.awaits_portal = False
-            if outbox.epoch != epoch:  # the outbox replaced its state in the meantime
-                outbox.awaits_portal = True
+        read_in = self._portal_read()
+        if read_in is not None and not self._inbox.has_unkept:
+            self._outbox.portal_read_in = read_in
 
     def _context(self, index: DocumentIndex) -> Context:
         remote = self._settings.remote

@@ -61,9 +61,8 @@ class ApprovalService:
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
             self._metrics.forget_approval_channel()
-            self._outbox.awaits_portal = False
         elif remote.url != self._portal_url:  # another portal may have holds that the agent has not received
-            self._outbox.awaits_portal = True
+            self._outbox.portal_read_in = None
         self._portal_url = None if remote is None else remote.url
         self._metrics.approval_files(unsafe=0, unusable_keys=0)
         self._portal_poller = self.approver = None

@@ -71,12 +71,12 @@ class Outbox:
         """Any thread calls this function when records might be due. The function must return quickly."""
         self.active_event_ids: tuple[str, ...] | None = None
         """The EventIds of the open events. None means that the open events are unknown."""
-        self.awaits_portal = has_portal
-        """True until the portal has sent all of its decisions to this run of the agent."""
         self.is_trusted = False
         """False while the stored state might belong to another machine."""
         self.epoch = 0
         """Counts how many times the outbox has deleted the state of another machine."""
+        self.portal_read_in: int | None = None
+        """The `epoch` in which the portal has sent all of its decisions to this run of the agent."""
         self._has_portal = has_portal
         self.clock = clock
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
@@ -216,7 +216,6 @@ class Outbox:
             if is_foreign:
                 records.start_empty(state, self.clock.now())
                 self.epoch += 1
-                self.awaits_portal = True
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted = True

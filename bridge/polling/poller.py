@@ -78,7 +78,7 @@ class Approvals(Protocol):
         document: Document,
         instant: Instant,
         *,
-        asked_at: float | None,
+        asked_at: float,
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
@@ -208,7 +208,8 @@ class Poller:
         result, backoff_seconds = PollResult.OK.value, 0.0
         try:
             self._process(self._imds.scheduled_events(), asked_at=started)
-            self._recovered()
+            self._failures, self.refused_answer = 0, None
+            self._report.recovered("imds", "The metadata service responds again.")
         except ImdsError as error:
             result = _reason(error)
             backoff_seconds = self._failed(error)
@@ -225,12 +226,6 @@ class Poller:
     def _seconds_between_polls(self) -> float:
         is_confirming = self._tracker is not None and bool(self._tracker.unconfirmed)
         return min(self._interval_seconds, _CONFIRMING_SECONDS) if is_confirming else self._interval_seconds
-
-    def _recovered(self) -> None:
-        self.refused_answer = None
-        if self._failures:
-            self._failures = 0
-            self._report.recovered("imds", "The metadata service responds again.")
 
     def _failed(self, error: ImdsError) -> float:
         if self._stop.is_set():

@@ -195,7 +195,7 @@ class ApproverKit:
     def hear_portal(self) -> None:
         """Receive all decisions of the portal from index 0."""
         assert self.outbox is not None
-        self.outbox.awaits_portal = False
+        self.outbox.portal_read_in = self.outbox.epoch
 
     def restart(self) -> None:
         self.close()
@@ -208,7 +208,7 @@ class ApproverKit:
         self.approver.join(5)
         self.configure()
         self.hear_portal()
-        self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+        self._observe()
 
     def close(self) -> None:
         if self.approver is not None:
@@ -238,7 +238,13 @@ class ApproverKit:
             self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
         if shown:
             self.imds.document = self.document
-        self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()), **options)
+        self._observe(**options)
+
+    def _observe(self, **options: Any) -> None:
+        assert self.approver is not None
+        instant = Instant(wall=self.now(), monotonic=self.monotonic())
+        usual = {"asked_at": instant.monotonic, "unsettled": frozenset(), "tracked": None}
+        self.approver.observe(self.document, instant, **{**usual, **options})
 
     def record(self, *events: ScheduledEvent) -> None:
         """Store *events* as the poll does before it notifies the approver."""
@@ -255,7 +261,7 @@ class ApproverKit:
         deadline = time.monotonic() + _UNTIL_SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.outcomes
-            self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+            self._observe()
             self.turn()
             time.sleep(_TURN_SECONDS)
 

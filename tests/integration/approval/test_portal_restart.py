@@ -95,12 +95,16 @@ def test_each_request_describes_the_agent(start, portal):
     }
 
 
+def awaits_portal(kit):
+    return kit.outbox.portal_read_in != kit.outbox.epoch
+
+
 def test_decisions_are_requested_again_after_another_machines_state(start, portal):
     kit = start()
-    until(kit, lambda: not kit.outbox.awaits_portal)
+    until(kit, lambda: not awaits_portal(kit))
     portal.put(VM_ID, kit.token(kit.event(), "hold"))
     until(kit, lambda: kit.held == {"E-1"}, kit.event())
     kit.outbox.identify(kit.vm.__class__(name="vm_0", vm_id="another"))
-    assert kit.outbox.awaits_portal
+    assert awaits_portal(kit)
     kit.outbox.identify(kit.vm)
-    until(kit, lambda: kit.held == {"E-1"} and not kit.outbox.awaits_portal, kit.event())
+    until(kit, lambda: kit.held == {"E-1"} and not awaits_portal(kit), kit.event())
