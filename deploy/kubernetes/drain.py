@@ -111,7 +111,9 @@ class Api:
             answer = json.loads(response.read() or b"{}")
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
-            raise Later(f"No reply from the API at {self._connection.host}:{self._connection.port}: {error}") from None
+            raise Later(
+                f"No response from the API at {self._connection.host}:{self._connection.port}: {error}"
+            ) from None
         return response.status, answer if isinstance(answer, dict) else {}
 
     def _token(self) -> str:
@@ -175,7 +177,7 @@ class Node:
             metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": annotations}
             if not spec or self._patch({"metadata": metadata, "spec": spec}):
                 return True
-        raise Later(f"Node {self._name} was changed by others during each attempt to {verb} it.")
+        raise Later(f"Other programs changed node {self._name} during each attempt to {verb} it.")
 
     def _read(self) -> Json | None:
         status, node = self._api.call("GET", self._path)
@@ -227,7 +229,7 @@ class Node:
             return False
         owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
         if any(owner["kind"] == "DaemonSet" for owner in owners):
-            return False  # the DaemonSet would create the pod again at once
+            return False  # the DaemonSet would create the pod again immediately
         return bool(owners) or self._with_bare_pods
 
     def evict(self, pod: Json, seconds_left: float | None) -> str:
@@ -351,7 +353,7 @@ def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise Later(f"The agent did not report its events: {error}") from None
     if report["active_event_ids"] is None:
-        raise Later("The agent does not know all active events yet.")
+        raise Later("The list of active events is not complete yet.")
     return any(
         event["affects_this_vm"] is not False and event["event_type"] not in spared and event["event_id"] != event_id
         for event in report["events"]
@@ -390,9 +392,7 @@ def not_before_of(text: str) -> float | None:
 def prepare(node: Node, event: dict[str, str], options: argparse.Namespace) -> None:
     """Cordon and drain the node, because *event* affects it."""
     if event["AFFECTS_THIS_VM"] != "true":
-        raise Failed(
-            f"The agent does not know whether the event affects this node. If it does, drain {options.node} manually."
-        )
+        raise Failed(f"It is unknown whether the event affects this node. If it does, drain {options.node} manually.")
     exists = node.cordon(event["EVENT_ID"], event_type_of(event) if options.taint else "")
     if options.event:
         node.write_event(event)

@@ -1,8 +1,8 @@
-// Says what Microsoft's own language service has against texts in KQL, each read with the schema that it is given.
+// Checks KQL texts with Microsoft's language service. Each text is checked against a schema.
 //
-// In (JSON): {SCHEMA: {"tables": {NAME: "(column: type, ...)"}, "functions": {NAME: {"parameters": "(...)",
-// "body": "{...}"}}, "texts": {NAME: "KQL"}}}. Out (JSON): {SCHEMA: {NAME: [{"kind": "Query" or "Command",
-// "problems": [...], "columns": [[name, type], ...]}]}}, one entry a query or command; a blank line ends one.
+// Input (JSON): {SCHEMA: {"tables": {NAME: "(column: type, ...)"}, "functions": {NAME: {"parameters": "(...)", "body":
+// "{...}"}}, "texts": {NAME: "KQL"}}}. Output (JSON): {SCHEMA: {NAME: [{"kind": "Query" or "Command", "problems":
+// [...], "columns": [[name, type], ...]}]}}, with one entry per query or command. A blank line ends an entry.
 "use strict";
 
 const fs = require("node:fs");
@@ -18,7 +18,7 @@ function items(list) {
 
 function globals(schema) {
   const tables = Object.entries(schema.tables).map(([name, columns]) => symbols.TableSymbol.From(columns).WithName(name));
-  // The constructor of (name, parameter list, body, description).
+  // This constructor has the parameters name, parameter list, body, and description.
   const functions = Object.entries(schema.functions || {}).map(
     ([name, { parameters, body }]) => new symbols.FunctionSymbol.$ctor16(name, parameters, body, null),
   );

@@ -240,7 +240,7 @@ def test_conflicting_node_updates_are_retried(cluster, drain):
     assert cordoned_for(cluster) == (False, None)
     cluster.conflicts = 1_000
     code, reason = drain("scheduled")
-    assert (code, "changed by others" in reason) == (75, True)
+    assert (code, "Other programs changed node" in reason) == (75, True)
 
 
 def test_node_cordoned_by_someone_else_is_drained_and_stays_cordoned(cluster, drain):
@@ -271,7 +271,7 @@ def test_node_stays_cordoned_until_its_last_event_has_ended(cluster, drain):
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [({"events": None}, "did not report its events"), ({"is_known": False}, "does not know all active events")],
+    [({"events": None}, "did not report its events"), ({"is_known": False}, "list of active events is not complete")],
     ids=["no response", "events unknown"],
 )
 def test_node_stays_cordoned_until_the_agent_reports_all_events(cluster, drain, status, reason):
@@ -318,7 +318,7 @@ def test_api_error_exits_75_for_a_retry(cluster, drain):
 def test_unreachable_api_exits_75_for_a_retry(cluster, drain):
     cluster.close()
     code, reason = drain("scheduled")
-    assert (code, "No reply from the API" in reason) == (75, True)
+    assert (code, "No response from the API" in reason) == (75, True)
 
 
 def test_token_is_not_sent_to_a_server_with_an_untrusted_certificate(cluster, drain, tmp_path):

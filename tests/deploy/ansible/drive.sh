@@ -10,7 +10,7 @@ Type=exec
 ExecStart=/run/goods/before/opt/$name/venv/bin/python -m bridge simulate quiet --listen 169.254.169.254:80 --allow-remote
 U
 if [[ -e /run/results/with-version-before ]]; then
-  # Not its /etc/passwd, which knows the agent alone.
+  # Do not copy /etc/passwd, which contains only the user of the agent.
   cp -a /run/goods/before/opt /run/goods/before/usr /
   cp -a /run/goods/before/etc/{systemd,sysusers.d,$name} /etc/
   systemd-sysusers "$name.conf"

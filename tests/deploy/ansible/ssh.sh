@@ -4,6 +4,6 @@
 set -eu
 command=${*: -1}
 host=${*: -2:1}
-{ pid=$(cat "$MACHINES/$host/pid") && kill -0 "$pid"; } || exit 255 # as ssh says that it cannot reach one
+{ pid=$(cat "$MACHINES/$host/pid") && kill -0 "$pid"; } || exit 255 # like ssh if it cannot connect
 exec nsenter --target "$pid" --mount --uts --ipc --net --pid --root --wd \
   env -i HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin /bin/sh -c "$command"

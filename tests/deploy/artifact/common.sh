@@ -12,13 +12,13 @@ page() { python3 /run/goods/ask.py "$@"; }
 is_ready() { [[ $(page http://127.0.0.1:9464/readyz) == 200 ]]; }
 runs() { is_ready && systemctl is-active --quiet "$name" && printf 'yes\n' || printf 'no\n'; }
 wait_until_ready() { for _ in {1..100}; do is_ready && break; sleep 0.2; done; }
-left() { # what still has the name of the agent, but for what this test put there and the kernel's files
+left() { # print the files and users with the name of the agent, except for the files of this test and of the kernel
   find / \( -path /dev -o -path /proc -o -path /sys -o -path /run/goods -o -path /run/driver -o -path /run/results \) -prune -o \
     -name "*$name*" -print
   grep -hE "^$name:" /etc/passwd /etc/group /etc/shadow /etc/gshadow
 }
 
-every_path() { # but for what Debian's own programs write, and the directory of manuals, which many share
+every_path() { # print every path, except for files that Debian's programs write and the shared directory of manuals
   find / -xdev \( -path /run -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /root/.rpmdb -o \
     -path /var/lib/systemd -o -path /usr/local/share/man/man1 -o -name __pycache__ -o -path '/etc/*-' -o \
     -path /etc/.pwd.lock \) -prune -o -print | sort
@@ -26,14 +26,14 @@ every_path() { # but for what Debian's own programs write, and the directory of 
 note_every_path() { every_path >/run/driver/paths; }
 more_than_noted() { every_path | comm -13 /run/driver/paths - | tr '\n' ' '; }
 
-hidden_python() { # one where the service cannot see it
+hidden_python() { # install a Python interpreter that the service cannot see
   mkdir -p /root/python/bin
   cp "$(readlink -f /usr/bin/python3)" /root/python/bin/python3
 }
 
 distributions() { find "$link/" -name '*.dist-info' -printf '%f\n' | sed 's/-[0-9].*//' | sort; }
 
-refused() { # fact $1: the rest must end with 1 and leave the version that runs alone
+refused() { # run the command after $1, which must exit with 1 and not change the running version; record the facts $1_*
   local fact=$1 before pid after
   shift
   before=$(version) pid=$(systemctl show "$name" -p MainPID --value)
@@ -46,7 +46,7 @@ refused() { # fact $1: the rest must end with 1 and leave the version that runs 
   fact "${fact}_said" "$(tr '\n' ' ' </run/driver/said)"
 }
 
-state_problems() { # what the installer said of the state directory, which the unit makes at the start
+state_problems() { # print the problems of the state directory that the installer reported
   cat /run/driver/said >&2
   grep '^Problem: State' /run/driver/said
 }
@@ -61,7 +61,7 @@ systemctl daemon-reload
 systemctl start imds
 }
 
-start_load() { # ten events a second, their ids to /run/results/announced
+start_load() { # announce ten events per second, and write their IDs to /run/results/announced
   load_began=$EPOCHSECONDS
   rm -f /run/driver/enough
   python3 /run/goods/ask.py --announce /run/driver/enough "http://$imds/control/events" >/run/results/announced &
@@ -69,7 +69,7 @@ start_load() { # ten events a second, their ids to /run/results/announced
   sleep 2
 }
 
-end_load() { # fact $1: whether it went on until now
+end_load() { # record as the fact $1 whether the load was still running, and stop it
   fact "$1" "$(kill -0 "$load" 2>/dev/null && echo yes || echo no)"
   sleep 2
   touch /run/driver/enough
@@ -77,7 +77,7 @@ end_load() { # fact $1: whether it went on until now
   sleep 3
 }
 
-lost() { # what the journal has of them
+lost() { # print the announced events that have no record in the journal
   journalctl -u "$name" --since "@$load_began" -o cat --no-pager | grep '^{"schema_version"' >/run/results/records
   python3 /run/goods/ask.py --lost /run/results/announced /run/results/records
 }

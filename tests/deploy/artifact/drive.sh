@@ -6,7 +6,7 @@ set -uo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . /run/goods/common.sh
 
-broken() { # a copy of the archive at $1, for a fault to be put into it
+broken() { # copy the archive to $1, so that the test can damage the copy
   rm -rf /run/driver/broken
   cp -a "$1" /run/driver/broken
 }

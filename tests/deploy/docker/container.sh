@@ -1,6 +1,6 @@
-# Tests a container of the image. engine.sh runs this script in the container as root. The agent and its health check run
-# as the user of the image, without capabilities. $COMMAND and $HEALTH_COMMAND are from the image. Facts are written to
-# /run/engine/facts.
+# Tests a container of the image. engine.sh runs this script in the container as root. The agent and its health check
+# run as the user of the image, without capabilities. $COMMAND and $HEALTH_COMMAND are from the image. Facts are written
+# to /run/engine/facts.
 . /run/engine/image.env
 config=/run/engine/config.toml
 export SCHEDULED_EVENTS_BRIDGE_CONFIG=$config
@@ -11,7 +11,7 @@ as_user() { exec setpriv --reuid "${IMAGE_USER%:*}" --regid "${IMAGE_USER#*:}" -
   --inh-caps=-all --no-new-privs -- "$@"; }
 health() { (as_user $HEALTH_COMMAND) >>/run/engine/health 2>&1 && printf 0 || printf '%s' "$?"; }
 start() { (as_user $COMMAND) >>/run/engine/out 2>>/run/engine/err & agent=$!; }
-within() { # yes as soon as the command after $1 succeeds, no after $1 seconds
+within() { # print yes as soon as the command after $1 succeeds, or no after $1 seconds
   tries=$(($1 * 2))
   shift
   while [ "$tries" -gt 0 ]; do

@@ -3,8 +3,8 @@
 #
 #   engine.sh probe DIR                 exit with 0 if this machine and user can run containers
 #   engine.sh build LAYER BASE SCRIPT   run SCRIPT as root on this machine's files, with changes in LAYER
-#   engine.sh run LAYER BASE SCRIPT     the same with a read-only root, the volume, its own process namespace, and its
-#                                       own network: loopback with the address of the metadata service
+#   engine.sh run LAYER BASE SCRIPT     the same with a read-only root, the volume, a separate process namespace, and a
+#                                       separate network: loopback with the address of the metadata service
 #
 # BASE, the prefix of a Python, is mounted at /usr/local, as in Docker's Python images. SCRIPT is read from /run/engine,
 # which is also writable. $VOLUME is the volume of the image.
@@ -22,7 +22,7 @@ fi
 mount --make-rprivate /
 root=$layer/mounted
 mkdir -p "$root" "$layer/root" "$layer/local" "$layer/work-root" "$layer/work-local"
-over() { # what is written below $3 goes to $2, on top of $1
+over() { # mount an overlay of $2 over $1 at $3, so that changes are written to $2
   mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$layer/work-${2##*/}" "$3"
 }
 over / "$layer/root" "$root"

@@ -1,6 +1,6 @@
 # Tests a container of the portal's image. engine.sh runs this script in the container as root. The portal, its health
-# check, and its other commands run as the user of the image, without capabilities. $COMMAND and $HEALTH_COMMAND are from
-# the image, and the configuration is from the Kubernetes manifests. Facts are written to /run/engine/facts.
+# check, and its other commands run as the user of the image, without capabilities. $COMMAND and $HEALTH_COMMAND are
+# from the image, and the configuration is from the Kubernetes manifests. Facts are written to /run/engine/facts.
 . /run/engine/image.env
 config=/run/engine/portal.toml secrets=/run/secrets/scheduled-events-portal
 export SCHEDULED_EVENTS_PORTAL_CONFIG=$config
@@ -11,7 +11,7 @@ as_user() { exec setpriv --reuid "${IMAGE_USER%:*}" --regid "${IMAGE_USER#*:}" -
   --inh-caps=-all --no-new-privs -- "$@"; }
 health() { (as_user $HEALTH_COMMAND) >>/run/engine/health 2>&1 && printf 0 || printf '%s' "$?"; }
 start() { (as_user $COMMAND) >>/run/engine/out 2>>/run/engine/err & portal=$!; }
-within() { # yes as soon as the command after $1 succeeds, no after $1 seconds
+within() { # print yes as soon as the command after $1 succeeds, or no after $1 seconds
   tries=$(($1 * 2))
   shift
   while [ "$tries" -gt 0 ]; do
@@ -22,12 +22,12 @@ within() { # yes as soon as the command after $1 succeeds, no after $1 seconds
   printf no
 }
 is_healthy() { [ "$(health)" = 0 ]; }
-answer() { # the status of a request
+answer() { # print the status of a request
   python3 -c 'import http.client as h, sys
 c = h.HTTPConnection(sys.argv[2], timeout=10); c.request(sys.argv[1], sys.argv[3]); print(c.getresponse().status)' "$@"
 }
 
-# Like a mounted Secret: owned by root, readable for the group of the pod.
+# As in a mounted Secret, root owns the files, and the group of the pod can read them.
 mkdir -p "$secrets"
 (
   cd "$secrets" || exit

@@ -6,30 +6,30 @@ set -uo pipefail
 # shellcheck source-path=SCRIPTDIR/../artifact source=common.sh
 . /run/goods/common.sh
 
-edited() { # the .deb with the version $1, for a fault to be put into /run/driver/edited
+edited() { # unpack the .deb to /run/driver/edited with the version $1, so that the test can damage it
   rm -rf /run/driver/edited
   dpkg-deb -R "$deb" /run/driver/edited
   sed -i "s/^Version: .*/Version: $1/" /run/driver/edited/DEBIAN/control
 }
-upgrade() { # to what was edited
+upgrade() { # install the package from /run/driver/edited
   dpkg-deb --root-owner-group -Znone -b /run/driver/edited /run/driver/edited.deb >&2
   dpkg -i /run/driver/edited.deb
 }
 state_of() { dpkg-query -W -f '${db:Status-Status}' "$name"; }
 is_there() { [[ -e $1 ]] && printf 'yes\n' || printf 'no\n'; }
 in_usr_local() { find /usr/local -name "*$name*" | tr "\n" " "; }
-has_switched() { [[ $(version) != "$1" ]] && printf 'yes\n' || printf 'no\n'; } # from the tree $1
+has_switched() { [[ $(version) != "$1" ]] && printf 'yes\n' || printf 'no\n'; } # whether the version is no longer $1
 
 not_ready() { page --reasons http://127.0.0.1:9464/readyz; }
-wait_until_not_ready() { # because of the sink $1
+wait_until_not_ready() { # wait until the agent is not ready because of the sink $1
   for _ in {1..150}; do [[ $(not_ready) == *"Sink $1 "* ]] && break; sleep 0.2; done
 }
-send_to() { # the sink $1 at the address $2, with one record
+send_to() { # configure the sink $1 with the URL $2, and announce an event
   printf '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "webhook"\nname = "%s"\nurl = "%s"\n' "$1" "$2" >"$config"
   systemctl restart "$name"
   page --announce / "http://$imds/control/events" >&2
 }
-upgrade_while_failing() { # to what was edited; fact $1, while the sink $2 fails
+upgrade_while_failing() { # run upgrade while the sink $2 fails, and record the facts $1_*
   local before
   wait_until_not_ready "$2"
   before=$(version)
@@ -41,7 +41,7 @@ upgrade_while_failing() { # to what was edited; fact $1, while the sink $2 fails
   wait_until_not_ready "$2"
   fact "$1_after" "$(not_ready)"
 }
-edited_unit() { # the .deb with the version $1 whose unit has the line $2; its installer waits for 4 s
+edited_unit() { # like edited, with the line $2 in the unit and an installer that waits for 4 s
   edited "$1"
   sed -i "/^User=/i $2" "/run/driver/edited/usr/lib/$name/$name.service"
   sed -i 's/ wait=180 / wait=4 /' "/run/driver/edited/usr/lib/$name/install.sh"
@@ -81,7 +81,7 @@ fact command_says "$(/usr/bin/"$name" --version)"
 fact nothing_in_usr_local "$(in_usr_local)"
 fact configuration_was_left "$(cmp "$config" /run/right.toml && echo yes)"
 fact changed_files "$(dpkg --verify "$name" 2>&1 | tr "\n" " ")"
-# shellcheck source=/dev/null # bash-completion of the package; its function asks the command
+# shellcheck source=/dev/null # the bash completion of the package calls the command
 fact completes "$(bash -c '. "$1"; COMP_WORDS=("$2" st) COMP_CWORD=1; _scheduled_events_bridge_completion "$2"; echo "${COMPREPLY[*]}"' \
   - "/usr/share/bash-completion/completions/$name" "$name")"
 
@@ -101,7 +101,7 @@ fact missing_library_state "$(state_of)"
 end_load load_went_on
 fact upgrade_lost "$(lost)"
 
-# Debian's Python hidden from the service, and a configuration that the new version rejects and that is fixed later.
+# The service cannot see Debian's Python, and the new version rejects the configuration until it is fixed.
 edited 9.4
 debian_python=$(readlink /usr/bin/python3)
 ln -sfn /root/python/bin/python3 /usr/bin/python3
@@ -146,7 +146,7 @@ fact disabled_is_active "$(systemctl is-active "$name")"
 fact disabled_is_enabled "$(systemctl is-enabled "$name")"
 systemctl --quiet enable --now "$name"
 
-# Another python3 version: the package reinstalls its libraries.
+# If Debian installs another python3 version, the package reinstalls its libraries.
 mv "$link"/lib/python3.* "$link/lib/python3.0"
 dpkg-trigger --by-package=python3 /usr/bin/python3
 fact trigger_exit "$(status_of dpkg --configure --pending)"

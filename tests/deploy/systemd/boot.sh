@@ -5,15 +5,15 @@
 #   boot.sh TREE DIR      TREE: the result of `install.sh --root TREE`; DIR: for the results of drive.sh and the log
 #   boot.sh none DIR      without an installation; DIR/goods is mounted at /run/goods, and DIR/goods/drive.sh runs
 #
-# $BASE: the root directory of the system to boot, such as one from debootstrap (default: this machine).
-# The system runs on an overlay, so the files of the machine do not change. Its only network is loopback with the address
-# of the metadata service.
+# $BASE: the root directory of the system to boot, such as one from debootstrap (default: this machine). The system runs
+# on an overlay, so the files of the machine do not change. Its only network is loopback with the address of the
+# metadata service.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$1 share=$2
 
-overlay() { # the machine's files as a tree that forgets what is written to it
+overlay() { # mount the files of the machine in $root, with all changes in memory
   mount --make-rprivate /
   mount -t tmpfs none "$share/boot"
   mkdir "$share/boot/upper" "$share/boot/work" "$root"
@@ -26,13 +26,13 @@ overlay() { # the machine's files as a tree that forgets what is written to it
 if [[ ${3-} != --inside ]]; then
   mkdir -p "$share/boot" "$share/results"
   hierarchy=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
-  [[ -n $hierarchy ]] || { printf 'There is no cgroup2 here\n' >&2; exit 1; }
-  group=$hierarchy/bridge-test-$$ # where the new systemd may make groups of its own
+  [[ -n $hierarchy ]] || { printf 'No cgroup2 file system is mounted\n' >&2; exit 1; }
+  group=$hierarchy/bridge-test-$$ # the new systemd can create groups in this group
   mkdir "$group"
   status=0
   (
     printf '%s\n' "$BASHPID" >"$group/cgroup.procs"
-    # The end of unshare ends all that it started.
+    # When unshare exits, --kill-child also stops the new systemd.
     exec unshare --fork --kill-child --pid --mount --net --cgroup --uts --ipc \
       bash "$here/boot.sh" "$tree" "$share" --inside
   ) || status=$?
@@ -57,7 +57,7 @@ mount --rbind /dev "$root/dev"
 ip link set lo up
 ip address add 169.254.169.254/32 dev lo
 
-# From the units of the machine, only those that systemd and its journal need.
+# Copy only the units that systemd and its journal need.
 rm -rf "$root"/etc/systemd/system "$root"/etc/fstab
 mkdir -p "$root/etc/systemd/system"
 for unit in systemd-udevd.service systemd-udevd-kernel.socket systemd-udevd-control.socket systemd-udev-trigger.service \
@@ -98,6 +98,6 @@ cd "$root"
 mkdir -p old
 pivot_root . old
 umount -l /old
-mount --make-rshared / # as systemd has it, and leaves it to others in a container: credentials come by it
+mount --make-rshared / # systemd needs this for credentials, but does not set it in a container
 exec env -i container=lxc PATH=/usr/sbin:/usr/bin:/sbin:/bin \
   /lib/systemd/systemd --system --unit=multi-user.target --show-status=no

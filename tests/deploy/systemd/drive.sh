@@ -26,7 +26,7 @@ within() { # print yes as soon as the command after $1 succeeds, or no after $1 
   printf 'yes\n'
 }
 
-owed() { "$name" outbox list --sink "$1" --json | grep -qE -- "$2"; } # what is owed to sink $1, and why
+owed() { "$name" outbox list --sink "$1" --json | grep -qE -- "$2"; } # whether the sink $1 has a record that matches $2
 status_of() { "$@" >&2; printf '%s\n' "$?"; }
 
 apply() { systemctl daemon-reload && systemctl restart "$name"; }
@@ -71,7 +71,7 @@ count=$(property NRestarts)
 kill -KILL "$(property MainPID)"
 fact restarted_after_a_kill "$(within 20 restarted "$count")"
 count=$(property NRestarts)
-sleep 4 # longer than the watchdog's time: it is fed
+sleep 4 # longer than WatchdogSec
 fact watchdog_is_fed "$(restarted "$count" && echo no || echo yes)"
 kill -STOP "$(property MainPID)"
 fact restarted_by_the_watchdog "$(within 20 restarted "$count")"
