@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, upd
 from bridge.events.event import compact_json
 from bridge.portal.audit import NO_HASH, Entry, chained
 from bridge.portal.schema import audit, audit_events, counters, event_groups
+from bridge.portal.user_names import folded_name
 
 PAGE = 1_000
 #: The actions of people on events.
@@ -27,7 +28,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filters for audit entries. An entry must match every filter that is set."""
 
     person: str = ""
-    """The actor."""
+    """The actor, in any spelling of the name."""
     event_key: str = ""
     since: str = ""
     until: str = ""
@@ -66,7 +67,7 @@ def newest_entries(
 
     Also return the number of all entries of *wanted*.
     """
-    where = _conditions(wanted)
+    where = _conditions(connection, wanted)
     total = connection.execute(select(func.count()).select_from(audit).where(*where)).scalar_one()
     if before is not None:
         where.append(audit.c.entry < before)
@@ -76,7 +77,7 @@ def newest_entries(
 
 def entries(connection: Connection, wanted: AuditFilter | None = None, *, after: int, limit: int = PAGE) -> list[Entry]:
     """Return at most *limit* entries of *wanted* after the entry *after*, oldest first."""
-    where = _conditions(wanted or AuditFilter())
+    where = _conditions(connection, wanted or AuditFilter())
     query = select(audit).where(*where, audit.c.entry > after).order_by(audit.c.entry).limit(limit)
     return [_entry(row) for row in connection.execute(query)]
 
@@ -108,10 +109,12 @@ def next_values(connection: Connection, name: str, how_many: int = 1) -> int:
     return int(connection.execute(taken.returning(counters.c.value)).scalar_one())
 
 
-def _conditions(wanted: AuditFilter) -> list[ColumnElement[bool]]:
+def _conditions(connection: Connection, wanted: AuditFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if wanted.person:
-        found.append(audit.c.actor == wanted.person)
+        actors = connection.execute(select(audit.c.actor).distinct()).scalars()
+        person = folded_name(wanted.person)
+        found.append(audit.c.actor.in_([each for each in actors if folded_name(each) == person]))
     if wanted.event_key:
         found.append(
             audit.c.entry.in_(select(audit_events.c.entry).where(audit_events.c.event_key == wanted.event_key))
