@@ -77,11 +77,13 @@ def check_config(path: Path | None, *, connect: bool) -> int:
     Run the command as the operating system user that runs the portal. The exit code is 78 if the configuration is
     invalid, and 1 if the portal cannot use a file, the database, or the identity provider.
     """
-    found = library().check_config(path, connect=connect)
+    found, new_database = library().check_config(path, connect=connect)
     for problem in found:
         click.echo(f"Problem: {problem}", err=True)
     if not found:
         click.echo("The configuration is valid.")
+    if connect and new_database is not None and not found:
+        click.echo(f"The portal creates the database {new_database} when it starts.")
     return ExitCode.FAILED if found else ExitCode.OK
 
 

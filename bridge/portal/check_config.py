@@ -5,6 +5,7 @@ Without `--connect`, the checks only read local files. They run with the permiss
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -55,6 +56,12 @@ def _checks(settings: PortalSettings, *, connect: bool) -> Iterator[tuple[str, C
         yield "people.oidc: ", OidcProvider(settings.people.oidc, redirect_uri="", clock=REAL_CLOCK).check
 
 
+def new_database(settings: PortalSettings) -> Path | None:
+    """Return the SQLite file that the portal creates when it starts, or None."""
+    file = database_file(settings)
+    return None if settings.database.url is not None or file.exists() else file
+
+
 def load_certificate(server: ServerSettings) -> None:
     """Raise ConfigurationError unless the portal can use the certificate of *server*."""
     try:
@@ -67,7 +74,11 @@ def load_certificate(server: ServerSettings) -> None:
 
 
 def _read_database(settings: PortalSettings) -> None:
-    if settings.database.url is None and not database_file(settings).exists():
-        return  # the first start creates it
+    file = new_database(settings)
+    if file is not None:
+        directory = next(each for each in file.parents if each.exists())
+        if not directory.is_dir() or not os.access(directory, os.W_OK):
+            raise BridgeError(f"{file} does not exist, and the portal cannot create it in {directory}.")
+        return
     with closing(Store.of_settings(settings)) as store:
         store.read(current)

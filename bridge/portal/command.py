@@ -18,7 +18,7 @@ from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
 from bridge.portal.audit import Entry, Fault, first_fault
 from bridge.portal.audit_export import header, lines
-from bridge.portal.check_config import problems
+from bridge.portal.check_config import new_database, problems
 from bridge.portal.grants import Grant, Role, scope_group
 from bridge.portal.migrations import current
 from bridge.portal.serve import Portal
@@ -46,9 +46,13 @@ def serve(config: Path | None) -> None:
     Portal(load(config)).run()
 
 
-def check_config(config: Path | None, *, connect: bool) -> list[str]:
-    """Return a sentence for each problem. Raise ConfigurationError if the file is invalid."""
-    return list(problems(load(config), connect=connect))
+def check_config(config: Path | None, *, connect: bool) -> tuple[list[str], Path | None]:
+    """Return a sentence for each problem, and the database that the portal will create.
+
+    Raise ConfigurationError if the file is invalid.
+    """
+    settings = load(config)
+    return list(problems(settings, connect=connect)), new_database(settings)
 
 
 def migrate(config: Path | None) -> tuple[str | None, str]:

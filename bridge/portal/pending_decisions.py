@@ -91,11 +91,9 @@ class PendingDecisions:
                 else:
                     await self.catch_up()
             except StoreUnavailable as error:
-                self._log.problem(
-                    "store", logging.ERROR, f"New decisions cannot be read, so no agent gets them. {error}"
-                )
+                self._log.problem("store", logging.ERROR, f"No agent gets new decisions. {error}")
             else:
-                self._log.recovered("store", "New decisions are read again.")
+                self._log.recovered("store", "Agents get new decisions again.")
 
     def notify_new(self) -> None:
         """Read new decisions at once, after a notification by another process."""

@@ -115,11 +115,8 @@ class Portal:
         following = [loop.create_task(each()) for each in app.tasks]
         listener = app.site.store.store.kind.listener(partial(call_soon, app.site.pending_decisions.notify_new))
         try:
-            await app.site.store.write(
-                add_entries,
-                [Entry(actor="portal", action="started", subject="", details={"version": own_version()})],
-                at=app.site.now(),
-            )
+            started = Entry(actor="portal", action="started", subject="", details={"version": own_version()})
+            await app.site.store.write(add_entries, [started], at=app.site.now())
             self._log_up()
             waiting = loop.create_task(asyncio.to_thread(self._stopping.wait))
             await asyncio.wait([waiting, *following, *serving], return_when=asyncio.FIRST_COMPLETED)

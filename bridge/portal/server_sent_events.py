@@ -105,11 +105,9 @@ class LiveUpdates:
                     self._publish({ALL})  # earlier changes are unknown
                 else:
                     before = await self._find_changes(before)
-                self._log.recovered("store", "Pages that are open in a browser receive updates again.")
+                self._log.recovered("store", "Open pages receive updates again.")
             except StoreUnavailable as error:
-                self._log.problem(
-                    "store", logging.ERROR, f"Pages that are open in a browser receive no updates. {error}"
-                )
+                self._log.problem("store", logging.ERROR, f"Open pages receive no updates. {error}")
                 before = None
 
     def check_now(self) -> None:

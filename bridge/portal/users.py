@@ -173,12 +173,8 @@ class Users:
         # The automatic updates of an open page are not activity.
         if request.url.path != "/live" and "part" not in request.query_params:
             await self._note_activity(session_sha256, found)
-        return Person(
-            key=found.user.person_key,
-            name=found.user.user_name,
-            grants=found.grants,
-            session_sha256=session_sha256,
-        )
+        user = found.user
+        return Person(key=user.person_key, name=user.user_name, grants=found.grants, session_sha256=session_sha256)
 
     async def _session_of(self, session_sha256: str) -> store_users.Session | None:
         return await self._store.read(store_users.session_of, session_sha256, at=self._now())

@@ -51,8 +51,22 @@ def test_migrate_creates_the_database_once(config):
     assert "already at step" in run("migrate", "--config", config).stdout
 
 
+def test_check_config_names_the_database_that_the_portal_will_create(config, tmp_path):
+    file, check = tmp_path / "state" / "portal.db", ("check-config", "--connect", "--config", config)
+    new = f"The portal creates the database {file} when it starts.\n"
+    assert run(*check).stdout == f"The configuration is valid.\n{new}"
+    assert not file.exists()
+    run("migrate", "--config", config)
+    assert run(*check).stdout == "The configuration is valid.\n"
+    text = config.read_text()
+    config.write_text(text.replace(str(file), str(config / "portal.db")))
+    assert run(*check).stderr == (
+        f"Problem: database: {config}/portal.db does not exist, and the portal cannot create it in {config}.\n"
+    )
+
+
 def test_check_config_reports_all_problems_at_once(config, tmp_path):
-    assert run("check-config", "--connect", "--config", config).stdout == "The configuration is valid.\n"
+    assert run("check-config", "--config", config).stdout == "The configuration is valid.\n"
     token = tmp_path / "reader.token"
     token.write_text("reader-token-1")
     token.chmod(0o644)

@@ -92,7 +92,7 @@ def test_portal_reports_a_database_outage_and_recovers(tmp_path, postgresql, cap
                 token = pair.signer.sign()
                 assert bring(one.url, token).status_code == 503
                 assert poll(one.url, index=index, wait=1)["decisions"] == []
-                wait_until(lambda: "New decisions cannot be read" in caplog.text)
+                wait_until(lambda: "No agent gets new decisions." in caplog.text)
                 wait_until(lambda: "arrive up to one second late" in caplog.text)
             finally:
                 postgresql.start()
@@ -100,7 +100,7 @@ def test_portal_reports_a_database_outage_and_recovers(tmp_path, postgresql, cap
             assert send(one.url, [fleet_record(0)]).status_code == 204
             assert bring(one.url, token).status_code == 200
             assert poll(one.url, index=index, wait=30)["decisions"] == [token]
-            wait_until(lambda: "New decisions are read again." in caplog.text)
+            wait_until(lambda: "Agents get new decisions again." in caplog.text)
             wait_until(lambda: "arrive immediately again" in caplog.text)
 
 

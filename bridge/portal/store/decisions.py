@@ -86,13 +86,8 @@ def insert_decisions(
     first = next_values(connection, _COUNTER, len(missing)) - len(missing) + 1
     numbers |= {sha256: first + offset for offset, sha256 in enumerate(missing)}
     rows = [
-        {
-            **msgspec.structs.asdict(by_hash[sha256]),
-            "decision_index": numbers[sha256],
-            "jws_sha256": sha256,
-            "made_at": at,
-        }
-        for sha256 in missing
+        {**msgspec.structs.asdict(by_hash[key]), "decision_index": numbers[key], "jws_sha256": key, "made_at": at}
+        for key in missing
     ]
     connection.execute(decisions.insert(), rows)
     announce(connection, first + len(missing) - 1)
