@@ -5,11 +5,10 @@ from contextlib import contextmanager
 
 import preload
 import pytest
-from agent_stage import Stage, judge
+from agent_stage import NOTHING, Stage, judge
 from loop_disk import loop_disk
 from small_disk import small_disk
 
-NOTHING = {"lost": [], "invented": [], "two ids": [], "shared ids": []}
 MOST_START_SECONDS = 5.0
 
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import preload
 import pytest
-from agent_stage import Stage, judge
+from agent_stage import NOTHING, Stage, judge
 from loop_disk import loop_disk
 from small_disk import small_disk
 from starved import no_descriptors_in, no_threads_in
@@ -50,7 +50,7 @@ class Condition:
 
 def newest_files(stage):
     """Return the newest file of the outbox and its WAL."""
-    newest = max(stage.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
+    newest = stage.newest_file
     return [path for path in (newest, newest.with_name(f"{newest.name}-wal")) if path.exists()]
 
 
@@ -299,15 +299,18 @@ def kill_and_compare(stage):
     stage.change()
     stage.wait_until_settled()
     stage.wait_for_records(stage.waiting)
-    nothing = {"lost": [], "invented": [], "two ids": [], "shared ids": []}
     for receiver in (stage.healthy, stage.waiting):
-        assert judge(stage.expected(), receiver.records) == nothing
+        assert judge(stage.expected(), receiver.records) == NOTHING
     assert stage.unsaved_approvals == []
     assert "Traceback" not in stage.log, stage.log
 
 
-def check(condition, seconds, tmp_path, env, tmp_path_factory):
-    with staged(condition, tmp_path, env, tmp_path_factory) as stage:
+@pytest.mark.parametrize(
+    "seconds", [SHORT_SECONDS, pytest.param(LONG_SECONDS, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
+def test_agent_survives_disk_condition(condition, seconds, tmp_path, agent_env, tmp_path_factory):
+    with staged(condition, tmp_path, agent_env, tmp_path_factory) as stage:
         gap, latency = run(stage, condition, seconds)
         report(condition.name, gap, latency)
         kill_and_compare(stage)
@@ -317,18 +320,6 @@ def check(condition, seconds, tmp_path, env, tmp_path_factory):
 
 def report(name, gap, latency):
     print(f"\n{name:<45} longest poll gap {gap:.2f} s, healthy sink {latency:.2f} s", end="")  # noqa: T201
-
-
-@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
-def test_agent_survives_disk_condition(condition, tmp_path, agent_env, tmp_path_factory):
-    check(condition, SHORT_SECONDS, tmp_path, agent_env, tmp_path_factory)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
-def test_agent_survives_disk_condition_for_thirty_seconds(condition, tmp_path, agent_env, tmp_path_factory):
-    check(condition, LONG_SECONDS, tmp_path, agent_env, tmp_path_factory)
 
 
 def test_agent_exits_if_another_agent_takes_over_the_state_directory(tmp_path, agent_env):

@@ -12,14 +12,12 @@ import os
 import random
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from agent_stage import Stage, judge, key_of, open_in_fold
+from agent_stage import Stage, judge, key_of, open_in_fold, sum_of_chains
 
 KILLS = int(os.environ.get("KILLS", "20"))
-CHAINS = 4
 MOST_EVENTS = 8
 BEFORE_THE_FIRST_POLL = 0.25
 """The share of the kills."""
@@ -131,34 +129,16 @@ def out_of_order(stage, records):
     return count
 
 
-def kill_many(tmp_path, env, *, kills, chains):
-    """Distribute *kills* over *chains* simultaneous agents. Return the summed counts."""
-
-    def one(number):
-        directory = tmp_path / f"chain{number}"
-        directory.mkdir()
-        seed = random.SystemRandom().randrange(2**32)
-        stage = run_chain(directory, env, kills=-(-kills // chains), seed=seed)
+@pytest.mark.parametrize(
+    ("kills", "chains"),
+    [(KILLS, 2), pytest.param(max(KILLS, 1000), 4, marks=[pytest.mark.long, pytest.mark.timeout(5400)])],
+)
+def test_records_survive_sigkill_at_random_points(tmp_path, agent_env, kills, chains):
+    def run(directory, seed):
+        stage = run_chain(directory, agent_env, kills=-(-kills // chains), seed=seed)
         return figures_of(stage, stage.healthy) + figures_of(stage, stage.waiting)
 
-    with ThreadPoolExecutor(chains) as pool:
-        return sum(pool.map(one, range(chains)), Counter())
-
-
-def assert_no_errors(summary):
-    assert {name for name, count in summary.items() if count} <= {"records", "duplicates"}, summary
-
-
-def test_records_survive_sigkill_at_random_points(tmp_path, agent_env):
-    summary = kill_many(tmp_path, agent_env, kills=KILLS, chains=2)
-    assert summary["records"] > KILLS
-    assert_no_errors(summary)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(5400)
-def test_records_survive_a_thousand_sigkills(tmp_path, agent_env):
-    kills = max(KILLS, 1000)
-    summary = kill_many(tmp_path, agent_env, kills=kills, chains=CHAINS)
+    summary = sum_of_chains(run, tmp_path, chains=chains, at_once=chains)
     print(f"\nbench: {kills} x SIGKILL: {dict(summary)}")  # noqa: T201
-    assert_no_errors(summary)
+    assert summary["records"] > kills
+    assert {name for name, count in summary.items() if count} <= {"records", "duplicates"}, summary

@@ -12,11 +12,9 @@ import os
 import random
 import sys
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from agent_stage import Stage
+from agent_stage import Stage, sum_of_chains
 from portal_stub import PortalStub
 
 from bridge.agent.control_requests import decide
@@ -26,7 +24,6 @@ from bridge.errors import BridgeError
 from bridge.imds.document import parse_document
 
 KILLS = int(os.environ.get("KILLS", "12"))
-CHAINS = 4
 VM_ID = "AAAA"
 
 
@@ -130,34 +127,19 @@ def recorded(stage):
     return {event_id for event_id, transition in stage.healthy.transitions() if transition == "approved"}
 
 
-def kill_many(tmp_path, env, *, kills, chains, has_command=False):
-    """Distribute *kills* over *chains* agents, two at a time. Return the summed counts."""
+@pytest.mark.parametrize(
+    ("kills", "chains", "has_command"),
+    [
+        (KILLS, 2, False),
+        (max(KILLS // 2, 2), 2, True),
+        pytest.param(max(KILLS, 200), 4, False, marks=[pytest.mark.long, pytest.mark.timeout(5400)]),
+    ],
+    ids=["approvals", "approvals with a command", "200 kills"],
+)
+def test_approvals_survive_sigkill_at_random_points(tmp_path, agent_env, kills, chains, has_command):
+    def run(directory, seed):
+        return run_story(directory, agent_env, kills=-(-kills // chains), seed=seed, has_command=has_command)
 
-    def one(chain):
-        directory = tmp_path / f"chain{chain}"
-        directory.mkdir()
-        seed = random.SystemRandom().randrange(2**32)
-        return Counter(run_story(directory, env, kills=-(-kills // chains), seed=seed, has_command=has_command))
-
-    with ThreadPoolExecutor(2) as pool:
-        return sum(pool.map(one, range(chains)), Counter())
-
-
-def assert_no_errors(summary):
-    assert {name for name, count in summary.items() if count} <= {"approved"}, summary
-
-
-def test_approvals_survive_sigkill_at_random_points(tmp_path, agent_env):
-    assert_no_errors(kill_many(tmp_path, agent_env, kills=KILLS, chains=2))
-
-
-def test_approvals_with_a_command_survive_sigkill_at_random_points(tmp_path, agent_env):
-    assert_no_errors(kill_many(tmp_path, agent_env, kills=max(KILLS // 2, 2), chains=2, has_command=True))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(5400)
-def test_approvals_survive_two_hundred_sigkills(tmp_path, agent_env):
-    total = kill_many(tmp_path, agent_env, kills=max(KILLS, 200), chains=CHAINS)
+    total = sum_of_chains(run, tmp_path, chains=chains, at_once=2)
     print(f"\nbench: approvals and SIGKILL: {dict(total)}")  # noqa: T201
-    assert_no_errors(total)
+    assert {name for name, count in total.items() if count} <= {"approved"}, total

@@ -13,14 +13,13 @@ from contextlib import closing, contextmanager, nullcontext
 import msgspec
 import preload
 import pytest
-from agent_stage import APPROVE_ALL, Stage, judge, open_in_fold
+from agent_stage import APPROVE_ALL, NOTHING, Stage, judge, open_in_fold
 from loop_disk import loop_disk
 from portal_stub import PortalStub
 
 from bridge.imds.document import parse_document
 from bridge.testing.simulator.imds_api import Answer
 
-NOTHING = {"lost": [], "invented": [], "two ids": [], "shared ids": []}
 UNKNOWN = Answer(status=503)
 FIRST, CLONE = (Answer(body=json.dumps({"name": "vm_0", "vmId": vm_id}).encode()) for vm_id in ("AAAA", "BBBB"))
 HOUR = 3600
@@ -74,8 +73,7 @@ def assert_fold(records, open_events):
 
 def reboot(stage):
     """Change the boot ID of the stored state, as after a reboot or in an image."""
-    newest = max(stage.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
-    with closing(sqlite3.connect(newest, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(stage.newest_file, isolation_level=None)) as connection:
         boot_ids = "UPDATE meta SET value = 'another boot' WHERE key IN ('boot_id', 'vm_boot_id')"
         assert connection.execute(boot_ids).rowcount
 

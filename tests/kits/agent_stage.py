@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
@@ -202,6 +204,11 @@ class Stage:
             f'[state]\ndirectory = "{self.state}"\n[status]\nlisten = ""\n{"".join(sinks)}{approval}'
         )
 
+    @property
+    def newest_file(self) -> Path:
+        """Return the newest file of the outbox."""
+        return max(self.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
+
     # The agent.
 
     def start(self, **env: str) -> Stage:
@@ -319,6 +326,10 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return ("" if record["event"] is None else record["event"]["event_id"], transition)
 
 
+NOTHING: dict[str, list[Key]] = {"lost": [], "invented": [], "two ids": [], "shared ids": []}
+"""The result of `judge` without errors."""
+
+
 def judge(expected: Iterable[Key], records: Iterable[Mapping[str, Any]]) -> dict[str, list[Key]]:
     """Return the transitions that are lost, invented, or have two IDs; and IDs of two transitions."""
     ids: dict[Key, set[str]] = {}
@@ -332,6 +343,20 @@ def judge(expected: Iterable[Key], records: Iterable[Mapping[str, Any]]) -> dict
         "two ids": sorted(key for key, found in ids.items() if len(found) > 1),
         "shared ids": sorted(key for key, found in ids.items() if any(owners[each] > 1 for each in found)),
     }
+
+
+def sum_of_chains(
+    run: Callable[[Path, int], Mapping[str, int]], directory: Path, *, chains: int, at_once: int
+) -> Counter[str]:
+    """Call *run* for *chains* agents, each with a directory and a random seed. Return the summed counts."""
+
+    def one(number: int) -> Counter[str]:
+        home = directory / f"chain{number}"
+        home.mkdir()
+        return Counter(run(home, random.SystemRandom().randrange(2**32)))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return sum(pool.map(one, range(chains)), Counter())
 
 
 def open_in_fold(records: Iterable[Mapping[str, Any]]) -> set[str] | None:

@@ -20,7 +20,6 @@ from bridge.cli.approve import cli_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.settings import Settings
-from bridge.errors import ImdsStatus
 from bridge.events.event import Document, ScheduledEvent, VmIdentity
 from bridge.events.record import Transition, TransitionRecord, new_record
 from bridge.imds.client import ImdsClient
@@ -52,7 +51,6 @@ class NotingImds:
         self.posts: list[list[str]] = []
         self.answer: Exception | None = None
         self.get_answer: Exception | None = None
-        self.refuses: set[str] = set()
         self.on_post: Any = None
         self.on_get: Any = None
 
@@ -79,8 +77,6 @@ class NotingImds:
             self.on_post()
         if self.answer is not None:
             raise self.answer
-        if self.refuses & set(event_ids):
-            raise ImdsStatus("Bad request", status=400)
         return 200
 
 

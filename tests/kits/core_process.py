@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from outbox_kit import OutboxKit, RouteAll
+from outbox_kit import OutboxKit, RouteAll, stored_decision
 
 from bridge.clock import REAL_CLOCK
 from bridge.events.record import Verdict
 from bridge.outbox import approvals, deliveries
 from bridge.outbox.database import Database
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import DeliveryState, StoredDecision
+from bridge.outbox.rows import DeliveryState
 from bridge.outbox.state import Changes, State
 
 SINKS = ("a", "b")
@@ -126,18 +126,7 @@ class _Child:
         self._outbox.change(deliveries.discard, sink, states=_NEEDED[1:], record_id=None, now=0.0)
 
     def decide(self, name: str, verdict: str) -> None:
-        decision = StoredDecision(
-            source="portal",
-            approver="ann",
-            decision_id=name,
-            payload_sha256=name,
-            event_id="E-1",
-            event_digest="digest",
-            verdict=Verdict(verdict),
-            issued_at=2**60,
-            expires_at=2.0**40,
-            received_at=0.0,
-        )
+        decision = stored_decision(name, Verdict(verdict), issued_at=2**60)
         self._outbox.change(approvals.keep_decisions, [decision])
 
     def save(self, seconds: float = 30.0) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 
 from bridge.clock import Clock
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Transition, TransitionRecord, new_record
+from bridge.events.record import Transition, TransitionRecord, Verdict, new_record
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import DeliveryState, SinkRow
+from bridge.outbox.rows import DeliveryState, SinkRow, StoredDecision
 
 _MIB = 1024 * 1024
 _SAVED_SECONDS = 30.0
@@ -37,6 +37,21 @@ def counts_of(row: SinkRow) -> dict[str, int]:
 def append(outbox: Outbox, transition: str, **fields: Any) -> list[TransitionRecord]:
     """Add one record that no document caused, such as a heartbeat or the outcome of an approval."""
     return outbox.append([new_record(Transition(transition), outbox.clock.now(), **fields)])
+
+
+def stored_decision(decision_id: str, verdict: Verdict = Verdict.HOLD, **fields: Any) -> StoredDecision:
+    """Return a decision of the portal on the event E-1 that does not expire, with *fields* replaced."""
+    values: dict[str, Any] = {
+        "source": "portal",
+        "approver": "ann",
+        "payload_sha256": decision_id,
+        "event_id": "E-1",
+        "event_digest": "any",
+        "issued_at": 1_000_000,
+        "expires_at": 2.0**40,
+        "received_at": 1.0,
+    }
+    return StoredDecision(decision_id=decision_id, verdict=verdict, **{**values, **fields})
 
 
 class OutboxKit:

@@ -100,6 +100,10 @@ def drip_chunks(peer: SlowPeer, connection: socket.socket, _: int) -> None:
     _drip(peer, connection, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n")
 
 
+#: Behaviors that never complete a response.
+NEVER_FINISHING = (silent, drip_header, drip_body, drip_body_until_close, drip_chunks)
+
+
 def hear_and_say_nothing(peer: SlowPeer, connection: socket.socket, number: int) -> None:
     peer.read_request(connection)
     silent(peer, connection, number)

@@ -3,17 +3,18 @@
 from datetime import timedelta
 
 import pytest
-from record_kit import event, record
 
 from bridge.sink import Evidence, Impact, Transition
+from bridge.testing.records import sample_event as event
+from bridge.testing.records import sample_record as record
 from sinks.sentence import sentence
 from sinks.webhook.alerts import details, summary
 
 
 def test_sentence_contains_the_vm_the_times_and_the_impact():
     assert sentence(record()) == (
-        "2026-11-20T11:00:05.000Z scheduled: Freeze of this VM (WestNO_0), not before 2026-11-20 11:15:00 UTC. "
-        "Host server is undergoing maintenance. Impact 5 s"
+        "2026-11-20T11:00:01.123Z scheduled: Freeze of this VM (WestNO_0) and 1 more, not before 2026-11-20 11:15:00 "
+        "UTC. Virtual machine is being paused because of a memory-preserving Live Migration \u2603. Impact 5 s"
     )
 
 

@@ -1,21 +1,15 @@
 """Responses to commands, from the outbox of a running agent and from the stored outbox without an agent."""
 
 import pytest
+from outbox_kit import stored_decision
 
-from bridge.agent.control_requests import (
-    Source,
-    decide,
-    find_decision,
-    read_events,
-    retry_records,
-)
+from bridge.agent.control_requests import Source, decide, find_decision, read_events, retry_records
 from bridge.agent.control_socket import ControlClient, ControlServer
 from bridge.cli.approve import cli_decision
 from bridge.errors import OutboxError
-from bridge.events.record import Verdict
 from bridge.outbox.approvals import keep_decisions
 from bridge.outbox.lock import DirectoryLock
-from bridge.outbox.rows import DecisionStage, StoredDecision
+from bridge.outbox.rows import DecisionStage
 
 
 @pytest.fixture
@@ -40,22 +34,6 @@ def ask(kit, outbox, woken):
     lock.release()
 
 
-def hold():
-    return StoredDecision(
-        source="portal",
-        approver="ops",
-        decision_id="jti",
-        payload_sha256="jti",
-        event_id="E-1",
-        event_digest="any",
-        verdict=Verdict.HOLD,
-        issued_at=1_000_000,
-        expires_at=2e9,
-        received_at=1.0,
-        state=DecisionStage.ON_HOLD,
-    )
-
-
 def test_reading_does_not_make_the_agent_replace_its_file(kit, outbox, ask):
     kit.commit(outbox, kit.event())
     for _ in range(3):
@@ -67,7 +45,7 @@ def test_reading_does_not_make_the_agent_replace_its_file(kit, outbox, ask):
 
 def test_decision_is_stored_unless_another_hold_exists(kit, outbox, ask, woken):
     kit.commit(outbox, kit.event())
-    outbox.change(keep_decisions, [hold()])
+    outbox.change(keep_decisions, [stored_decision("jti", state=DecisionStage.ON_HOLD)])
     decision = cli_decision(approver="me", decision_id="d", event=kit.event())
     [other] = ask(decide, decision=decision)
     assert ask(find_decision, approver="me", decision_id="d") is None

@@ -12,17 +12,11 @@ from multiprocessing.connection import Client
 
 import pytest
 from readable_source import readable_source
+from waiting import until
 
 from bridge.agent import control_socket
 from bridge.agent.control_requests import retry_records, why_unsaved
-from bridge.agent.control_socket import (
-    AgentSilent,
-    ControlClient,
-    ControlServer,
-    NoAgent,
-    RequestRefused,
-    addresses,
-)
+from bridge.agent.control_socket import AgentSilent, ControlClient, ControlServer, NoAgent, RequestRefused, addresses
 from bridge.errors import OutboxError
 from bridge.outbox.lock import DirectoryLock
 
@@ -197,9 +191,7 @@ def test_command_rejects_a_socket_of_another_user(state, tmp_path):
         time.sleep(60)
         os._exit(0)
     try:
-        deadline = time.monotonic() + 20
-        while not (state / "control.sock").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until((state / "control.sock").exists)
         with pytest.raises(NoAgent):
             asked(state)
     finally:

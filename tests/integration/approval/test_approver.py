@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from approver_kit import BORIS
+from waiting import until
 
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, ImdsStatus, ImdsUnreachable
@@ -223,14 +224,10 @@ def test_approver_logs_a_failure_and_continues(kit, caplog):
     kit.imds.answer = RuntimeError("a bug")
     kit.approver.start()
     kit.approver.receive([kit.token(kit.event())])
-    deadline = time.monotonic() + 20
-    while "a bug" not in caplog.text and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: "a bug" in caplog.text)
     assert "The approver failed and tries again." in caplog.text
     kit.imds.answer = None
-    while not any(result == "accepted" for _, result in kit.outcomes) and time.monotonic() < deadline:
-        kit.see(kit.event())
-        time.sleep(0.02)
+    until(lambda: kit.see(kit.event()) or kit.outcomes)
     assert kit.outcomes == [("approved", "accepted")]
 
 
@@ -246,12 +243,7 @@ def test_approver_failure_with_varying_message_is_logged_once(kit, caplog):
     kit.imds.answer = Failure()
     kit.approver.start()
     kit.approver.receive([kit.token(kit.event())])
-    deadline = time.monotonic() + 20
-    while Failure.count < 2 and time.monotonic() < deadline:
-        kit.approver.wake()
-        kit.see(kit.event())
-        time.sleep(0.02)
-    assert Failure.count >= 2
+    until(lambda: kit.approver.wake() or kit.see(kit.event()) or Failure.count >= 2)
     assert sum("Approvals failed" in entry.getMessage() for entry in caplog.records) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from approver_kit import ANNE, BORIS
 
 from bridge.config.approval import RuleSettings
-from bridge.errors import OutboxError
+from bridge.errors import ImdsStatus, OutboxError
 from bridge.events.event import VmIdentity
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
@@ -52,7 +52,7 @@ def test_hold_applies_to_every_version_of_the_event(kit, change):
 
 
 def test_hold_of_another_event_version_withdraws_a_rule_approval(kit):
-    kit.imds.refuses = {"E-1"}
+    kit.imds.answer = ImdsStatus("Bad request", status=400)
     kit.go(2, kit.event())
     posts = len(kit.imds.posts)
     assert posts > 0
@@ -220,7 +220,7 @@ def test_hold_signed_after_a_local_override_applies(kit):
     kit.go(1)
     kit.offer(kit.token(kit.event(), "hold", after=50))
     kit.go(2, kit.event())
-    kit.imds.refuses = {"E-1"}
+    kit.imds.answer = ImdsStatus("Bad request", status=400)
     kit.approve_here(kit.event(), kit.holds)
     kit.go(1, kit.event())
     kit.offer(kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1))

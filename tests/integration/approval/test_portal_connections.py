@@ -8,14 +8,7 @@ import time
 import pytest
 from least_time import least
 from managed_identity import managed_identity
-from poller_kit import (
-    KEYS,
-    PATIENCE_SECONDS,
-    STOP_SECONDS,
-    VM,
-    all_log_text,
-    stop_in_time,
-)
+from poller_kit import KEYS, PATIENCE_SECONDS, STOP_SECONDS, VM, all_log_text, stop_in_time
 from waiting import until
 
 from bridge.approval.portal_client import PortalClient

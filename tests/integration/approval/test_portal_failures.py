@@ -5,12 +5,7 @@ import logging
 from datetime import datetime, timezone
 
 import pytest
-from poller_kit import (
-    VM,
-    Rest,
-    all_log_text,
-    log_lines,
-)
+from poller_kit import VM, Rest, all_log_text, log_lines
 from waiting import until
 
 from bridge.approval.decision_token import RefusedDecision, verify

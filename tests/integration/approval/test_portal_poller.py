@@ -2,11 +2,7 @@
 
 import threading
 
-from poller_kit import (
-    HELD_SECONDS,
-    PATIENCE_SECONDS,
-    VM,
-)
+from poller_kit import HELD_SECONDS, PATIENCE_SECONDS, VM
 from waiting import until
 
 from bridge.clock import Clock

@@ -8,20 +8,18 @@ from datetime import datetime, timedelta, timezone
 import click
 import pytest
 from click.testing import CliRunner
-from outbox_kit import RouteAll
+from outbox_kit import RouteAll, stored_decision
 
 from bridge.agent.control_requests import RecordFilter, Source, read_events, read_undelivered
 from bridge.agent.control_socket import ControlServer
-from bridge.approval.digest import digest
 from bridge.cli.commands import commands
 from bridge.cli.connect import Reader
 from bridge.cli.events import moment, print_events
 from bridge.cli.outbox import discard, import_file, list_records, move, retry
 from bridge.errors import BridgeError, OutboxError
-from bridge.events.record import Verdict
 from bridge.outbox import approvals
 from bridge.outbox.lock import DirectoryLock
-from bridge.outbox.rows import DecisionStage, StoredDecision
+from bridge.outbox.rows import DecisionStage
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 
@@ -246,23 +244,6 @@ def test_later_records_of_a_moved_event_go_to_the_new_sink(stage, kit):
     assert event.sinks == {"a": 1, "b": 1, "new": 1}
 
 
-def hold(kit):
-    event = kit.event("E-9")
-    return StoredDecision(
-        source="portal",
-        approver="ann",
-        decision_id="d-1",
-        payload_sha256="x",
-        event_id="E-9",
-        event_digest=digest(event),
-        verdict=Verdict.HOLD,
-        issued_at=1,
-        expires_at=2e9,
-        received_at=1.0,
-        state=DecisionStage.ON_HOLD,
-    )
-
-
 def recovered(path, to):
     """Copy the outbox at *path* row by row into a file, as ``sqlite3 .recover`` does: without the indexes."""
     with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(to)) as new:
@@ -282,7 +263,7 @@ def test_import_of_a_recovered_copy_adds_pending_records_and_holds_once(stage, k
     old.commit(lost, old.event("E-8"), old.event("E-9"), old.event("E-10"))
     old.settle(lost, "a", 1)
     old.settle(lost, "b", 1, 2, 3)
-    lost.change(approvals.keep_decisions, [hold(old)])
+    lost.change(approvals.keep_decisions, [stored_decision("d-1", event_id="E-9", state=DecisionStage.ON_HOLD)])
     assert lost.close()
     recovered(old.directory / "outbox-1.db", tmp_path / "recovered.db")
     stage.ready()

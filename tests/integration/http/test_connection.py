@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 from leaks import nothing_left_behind
-from slow_peer import (
-    OK,
-    SlowPeer,
-    answer,
-    drip_body,
-    drip_body_until_close,
-    drip_chunks,
-    drip_header,
-    hear_and_say_nothing,
-    silent,
-)
+from slow_peer import NEVER_FINISHING, OK, SlowPeer, answer, drip_body, hear_and_say_nothing, silent
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.connection import DeadlineConnection
@@ -51,9 +41,7 @@ def cut(connection, deadline_seconds=DEADLINE):
         get(connection, deadline_seconds=deadline_seconds)
 
 
-@pytest.mark.parametrize(
-    "behaviour", [silent, drip_header, drip_body, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("behaviour", NEVER_FINISHING, ids=lambda each: each.__name__)
 def test_request_to_a_server_that_never_finishes_ends_at_the_deadline(start, behaviour):
     _, connection = start(behaviour)
     in_time(lambda: cut(connection), deadline_seconds=DEADLINE)

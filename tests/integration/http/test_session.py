@@ -13,6 +13,7 @@ import requests
 import trustme
 from leaks import nothing_left_behind
 from slow_peer import (
+    NEVER_FINISHING,
     OK,
     SlowPeer,
     answer,
@@ -74,9 +75,7 @@ def cut_in_time(call):
     in_time(lambda: cut(call), deadline_seconds=DEADLINE)
 
 
-@pytest.mark.parametrize(
-    "behaviour", [silent, drip_header, drip_body, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("behaviour", NEVER_FINISHING, ids=lambda each: each.__name__)
 def test_call_to_a_peer_that_never_finishes_ends_at_the_deadline(start, session, behaviour):
     peer = start(behaviour)
     cut_in_time(lambda: session.request("POST", peer.url, data=b"x", deadline_seconds=DEADLINE))

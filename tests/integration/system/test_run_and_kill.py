@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from least_time import least_seconds
+from waiting import until
 
 from bridge.system.run_and_kill import Ending, Finished, Runner, find_program
 
@@ -31,20 +32,15 @@ def is_alive(pid):
 
 
 def wait_for_pids(path, count):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        pids = path.read_text().split() if path.exists() else []
-        if len(pids) == count:
-            return [int(pid) for pid in pids]
-        threading.Event().wait(0.01)
-    raise AssertionError(f"{path} does not name {count} processes")
+    def pids():
+        return path.read_text().split() if path.exists() else []
+
+    until(lambda: len(pids()) == count)
+    return [int(pid) for pid in pids()]
 
 
 def wait_until_dead(pids):
-    deadline = time.monotonic() + 10
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, pids
-        threading.Event().wait(0.01)
+    until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 @pytest.fixture

@@ -9,16 +9,7 @@ import pytest
 import requests
 from simulator_requests import EVENTS, METADATA, approve, get
 
-from bridge.testing import (
-    EventSpec,
-    Fault,
-    Machine,
-    Simulator,
-    SimulatorError,
-    WrongRequest,
-    parse_scenario,
-    serve,
-)
+from bridge.testing import EventSpec, Fault, Machine, Simulator, SimulatorError, WrongRequest, parse_scenario, serve
 
 COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 

@@ -10,10 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from simulator_requests import approve, get
 
-from bridge.testing import (
-    EventSpec,
-    Fault,
-)
+from bridge.testing import EventSpec, Fault
 from bridge.testing.simulator.faults import KINDS
 
 

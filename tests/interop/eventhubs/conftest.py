@@ -14,10 +14,10 @@ import pytest
 from azure.eventhub.aio import EventHubConsumerClient
 from eventhubs_emulator.process import NEEDS, Emulator, started
 from private_ca import PrivateCa
-from record_kit import record
 
 from bridge.sink import ScheduledEvent, TransitionRecord, VmIdentity
 from bridge.testing import Simulator
+from bridge.testing.records import sample_record
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.sink import EventHubsSink
 
@@ -96,7 +96,7 @@ def make_record() -> Callable[..., TransitionRecord]:
     def make(event_id: str = "A-1", sequence: int = 1, **fields: Any) -> TransitionRecord:
         event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
         own = {"id": f"{event_id}/{sequence}", "sequence": sequence, "event": event, "vm": VmIdentity(name="vm-1")}
-        return record(**{**own, **fields})
+        return sample_record(**{**own, **fields})
 
     return make
 

@@ -15,13 +15,7 @@ import pytest
 from bridge.config.loader import load, read
 from bridge.delivery.sender import Sender
 from bridge.errors import ConfigurationError, DeliveryError
-from bridge.sink import (
-    ENVIRONMENT_PREFIX,
-    DeliveryFailed,
-    DeliveryRejected,
-    encode,
-    environment_of,
-)
+from bridge.sink import ENVIRONMENT_PREFIX, DeliveryFailed, DeliveryRejected, encode, environment_of
 from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
 from sinks.command import CommandConfig, CommandSink

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from record_kit import event, record
 
 from bridge.sink import DeliveryFailed
+from bridge.testing.records import sample_event, sample_record
 from sinks.sentence import sentence
 from sinks.stdout import StdoutConfig, StdoutSink
 
@@ -17,14 +17,11 @@ from sinks.stdout import StdoutConfig, StdoutSink
 CHILD = """
 import sys, time
 from sinks.stdout import StdoutConfig, StdoutSink
-from bridge.sink import DeliveryFailed, Evidence, Transition, TransitionRecord, VmIdentity
+from bridge.sink import DeliveryFailed
+from bridge.testing.records import sample_record
 
 def record(number, filling=0):
-    return TransitionRecord(
-        id=f"id-{number}", transition_key="k", stream_id="s", sequence=number, transition=Transition.TEST,
-        evidence=Evidence.OBSERVED, observed_at="2026-11-20T11:00:00.000Z", incarnation=1, previous_incarnation=None,
-        event=None, previous=None, changed=(), notice_seconds=None, affects_this_vm=None, vm=VmIdentity(),
-        labels={"filling": "x" * filling})
+    return sample_record(number, labels={"filling": "x" * filling})
 
 def failure(sink, batch):
     try:
@@ -45,7 +42,7 @@ def child(code, env, **options):
 
 
 def test_json_format_writes_one_record_per_line(capfdbinary):
-    records = [record(id="a", event=event(description="two\nlines")), record(id="b")]
+    records = [sample_record(id="a", event=sample_event(description="two\nlines")), sample_record(id="b")]
     StdoutSink(StdoutConfig()).send(records)
     lines = capfdbinary.readouterr().out.splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
@@ -57,7 +54,7 @@ def test_closed_standard_output_needs_attention(monkeypatch, stream):
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed if stream else None)
     sink = StdoutSink(StdoutConfig())
-    for attempt in (sink.check, lambda: sink.send([record()])):
+    for attempt in (sink.check, lambda: sink.send([sample_record()])):
         with pytest.raises(DeliveryFailed, match="Standard output is closed") as caught:
             attempt()
         assert caught.value.needs_attention
@@ -66,7 +63,7 @@ def test_closed_standard_output_needs_attention(monkeypatch, stream):
 def test_piped_output_survives_a_kill_right_after_the_send(agent_env):
     process = child("import os; StdoutSink(StdoutConfig()).send([record(1)]); os.kill(os.getpid(), 9)", agent_env)
     out, _ = process.communicate(timeout=60)
-    assert json.loads(out)["id"] == "id-1"
+    assert json.loads(out)["id"] == sample_record(1).id
     assert process.returncode == -9
 
 
@@ -127,5 +124,5 @@ workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
 
 
 def test_text_format_writes_the_sentence(capfdbinary):
-    StdoutSink(StdoutConfig(format="text")).send([record()])
-    assert capfdbinary.readouterr().out.decode() == sentence(record()) + "\n"
+    StdoutSink(StdoutConfig(format="text")).send([sample_record()])
+    assert capfdbinary.readouterr().out.decode() == sentence(sample_record()) + "\n"

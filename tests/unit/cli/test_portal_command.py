@@ -14,22 +14,26 @@ _LOADED = (
     "print(json.dumps([m for m in sys.modules if m.startswith('bridge.portal') "
     f"or m.partition('.')[0] in {_LIBRARIES}]))"
 )
-_WITHOUT = (
-    "import sys; from importlib.abc import MetaPathFinder\n"
-    "class Missing(MetaPathFinder):\n"
-    "    def find_spec(self, name, path, target=None):\n"
-    f"        if name.partition('.')[0] in {_LIBRARIES}:\n"
-    "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-    "sys.meta_path.insert(0, Missing())\n"
-    "sys.argv = ['scheduled-events-bridge', 'portal', 'migrate', '--config', '/none']\n"
-    "from bridge.cli import main; main()"
-)
+_WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in LIBRARIES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
 
 
 def _python(code, env):
-    return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _python_without(libraries, code, env):
+    return _python(f"LIBRARIES = {libraries}{_WITHOUT}{code}", env)
 
 
 def test_help_imports_no_module_of_the_portal(agent_env):
@@ -38,7 +42,8 @@ def test_help_imports_no_module_of_the_portal(agent_env):
 
 
 def test_missing_library_is_reported_with_the_extra_to_install(agent_env):
-    done = _python(_WITHOUT, agent_env)
+    migrate = "sys.argv = ['a', 'portal', 'migrate', '--config', '/none']; from bridge.cli import main; main()"
+    done = _python_without(_LIBRARIES, migrate, agent_env)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     if sys.version_info < (3, 11):
@@ -53,24 +58,18 @@ _TRY_TREE = Path(__file__).parents[3] / "deploy/systemd/try_tree.py"
 
 @pytest.mark.skipif(not _TRY_TREE.exists(), reason="the tests run without the files of deploy/")
 def test_modules_that_the_installer_imports_need_no_library_of_the_portal(agent_env):
-    missing = (*_LIBRARIES, "argon2", "jinja2", "asn1crypto")
-    tried = (
-        "import importlib, json, pkgutil, runpy, sys; from importlib.abc import MetaPathFinder\n"
-        "class Missing(MetaPathFinder):\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        f"        if name.partition('.')[0] in {missing}:\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Missing())\n"
-        f"others = runpy.run_path({str(_TRY_TREE)!r})['NOT_FOR_A_SERVICE']\n"
-        "import bridge\n"
-        "wrong = []\n"
-        "for found in pkgutil.walk_packages(bridge.__path__, 'bridge.', onerror=lambda name: None):\n"
-        "    if not f'{found.name}.'.startswith(tuple(f'{other}.' for other in others)):\n"
-        "        try:\n"
-        "            importlib.import_module(found.name)\n"
-        "        except Exception as error:\n"
-        "            wrong.append(f'{found.name}: {error}')\n"
-        "print(json.dumps(wrong))\n"
-    )
-    done = _python(tried, agent_env)
+    code = f"""
+import importlib, json, pkgutil, runpy
+others = runpy.run_path({str(_TRY_TREE)!r})["NOT_FOR_A_SERVICE"]
+import bridge
+wrong = []
+for found in pkgutil.walk_packages(bridge.__path__, "bridge.", onerror=lambda name: None):
+    if not f"{{found.name}}.".startswith(tuple(f"{{other}}." for other in others)):
+        try:
+            importlib.import_module(found.name)
+        except Exception as error:
+            wrong.append(f"{{found.name}}: {{error}}")
+print(json.dumps(wrong))
+"""
+    done = _python_without((*_LIBRARIES, "argon2", "jinja2", "asn1crypto"), code, agent_env)
     assert json.loads(done.stdout) == [], done.stderr

@@ -80,11 +80,12 @@ def test_check_does_not_disturb_another_check(state):
 
 
 @ON_POSIX
-def test_lock_requires_no_file(state):
+def test_lock_changes_nothing_in_an_existing_directory(state):
     state.chmod(0o500)
     try:
         DirectoryLock(state).release()
         assert list(state.iterdir()) == []
+        assert state.stat().st_mode & 0o777 == 0o500
     finally:
         state.chmod(0o700)
 
@@ -121,16 +122,6 @@ def test_directory_of_another_agent_is_not_claimed(state, tmp_path):
 def test_directory_is_created_with_its_parents_for_its_owner_only(tmp_path):
     DirectoryLock(tmp_path / "one" / "two").release()
     assert (tmp_path / "one" / "two").stat().st_mode & 0o777 == 0o700
-
-
-@ON_POSIX
-def test_existing_directory_is_not_changed(state):
-    state.chmod(0o555)
-    try:
-        DirectoryLock(state).release()
-        assert state.stat().st_mode & 0o777 == 0o555
-    finally:
-        state.chmod(0o700)
 
 
 def test_directory_that_cannot_be_created_is_refused(tmp_path):
