@@ -51,16 +51,18 @@ class ConfigurationError(BridgeError):
 class ImdsError(BridgeError):
     """The metadata service returned no usable response, so the state is unknown."""
 
+    status: int | None = None
+    """The status of the response, or None unless the error is an ImdsStatus."""
+    retry_after_seconds: float | None = None
+    """The delay that the response requests, or None if it has no valid Retry-After header."""
+
 
 class ImdsUnreachable(ImdsError):
     """The metadata service did not respond: refused, reset, or timed out."""
 
 
 class ImdsStatus(ImdsError):
-    """The metadata service responded with a status other than 200.
-
-    *retry_after_seconds* is None if the response has no valid Retry-After header.
-    """
+    """The metadata service responded with a status other than 200."""
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +102,7 @@ class ApprovalService:
             ),
             vm=self._vm,
             receive=approver.receive,
-            outbox_epoch=partial(attrgetter("epoch"), self._outbox),
+            outbox_epoch=lambda: self._outbox.epoch,
             metrics=self._metrics.approval_channel(),
             first_within_seconds=JITTER_SECONDS,
             clock=self._clock,

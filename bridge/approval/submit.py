@@ -20,7 +20,7 @@ from bridge.approval.changes import Changes, approval_record
 from bridge.approval.files import ApprovalFiles
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
-from bridge.errors import ImdsError, ImdsStatus
+from bridge.errors import ImdsError
 from bridge.events.event import Document
 from bridge.events.record import ApprovalResult, Transition
 from bridge.imds.client import ImdsClient
@@ -126,8 +126,6 @@ class Submitter:
         return result
 
     def _failed(self, approval: PendingApproval, error: ImdsError) -> Changes:
-        status = error.status if isinstance(error, ImdsStatus) else None
-        retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
         self._log.problem(
             approval.key,
             logging.WARNING,
@@ -135,10 +133,10 @@ class Submitter:
             kind="post",
             event_id=approval.event_id,
         )
-        self._back_off(approval, retry_after)
-        is_told = approval.is_told or status is not None
+        self._back_off(approval, error.retry_after_seconds)
+        is_told = approval.is_told or error.status is not None
         failed = msgspec.structs.replace(
-            approval, http_status=status, is_told=is_told, changed_at=self._clock.timestamp()
+            approval, http_status=error.status, is_told=is_told, changed_at=self._clock.timestamp()
         )
         result = Changes(approvals=[failed])
         if is_told and not approval.is_told:

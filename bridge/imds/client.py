@@ -124,8 +124,7 @@ class ImdsClient:
             try:
                 document = self._poll(PREVIEW_VERSION, min(seconds, _ATTEMPT_SECONDS) if is_daily_attempt else seconds)
             except ImdsError as error:
-                is_refused = isinstance(error, ImdsStatus) and error.status in _REFUSALS
-                if not (is_daily_attempt or is_refused):
+                if not (is_daily_attempt or error.status in _REFUSALS):
                     raise
             else:
                 self._refused_at = -math.inf

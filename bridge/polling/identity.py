@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from bridge.clock import REAL_CLOCK, Clock
-from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
+from bridge.errors import DocumentInvalid, ImdsError
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
@@ -170,8 +170,7 @@ class IdentityResolver:
         self._report.recovered("identity", "The identity of this VM is known.", vm=self.vm.name)
 
     def _failed(self, error: ImdsError) -> None:
-        is_refusal = isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
-        if is_refusal or isinstance(error, DocumentInvalid):
+        if error.status in _PLAIN_REFUSALS or isinstance(error, DocumentInvalid):
             self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
         if not self._stop.is_set():
             name = self._configured.name

@@ -21,7 +21,7 @@ import msgspec
 
 from bridge.backoff import poll_delay
 from bridge.clock import REAL_CLOCK, Clock, Instant, format_time, parse_time
-from bridge.errors import DocumentInvalid, ImdsError, ImdsStatus
+from bridge.errors import DocumentInvalid, ImdsError
 from bridge.events.event import Document, Incarnation, ScheduledEvent, names_vm
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
@@ -233,9 +233,8 @@ class Poller:
         self._failures += 1
         self.refused_answer = str(error) if isinstance(error, DocumentInvalid) else None
         self._report.problem("imds", logging.WARNING, str(error), kind=_reason(error))
-        status = error.status if isinstance(error, ImdsStatus) else None
-        retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
-        return poll_delay(self._seconds_between_polls, failures=self._failures, status=status, retry_after=retry_after)
+        interval, failures = self._seconds_between_polls, self._failures
+        return poll_delay(interval, failures=failures, status=error.status, retry_after=error.retry_after_seconds)
 
     def _process(self, document: Document, *, asked_at: float) -> None:
         instant = self._clock.instant()
@@ -360,7 +359,7 @@ class Poller:
 
 
 def _reason(error: ImdsError) -> str:
-    if isinstance(error, ImdsStatus):
+    if error.status is not None:
         return f"status_{error.status}"
     return PollResult.INVALID.value if isinstance(error, DocumentInvalid) else PollResult.UNREACHABLE.value
 
