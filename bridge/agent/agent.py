@@ -332,7 +332,7 @@ class Agent:
         if is_imds_new or before is None or _approval_settings(before) != _approval_settings(settings):
             self._exchange_approver(stop)
         self._route()
-        self.pool.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
+        self.pool.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds)
         if stop():
             return
         self.pool.start_missing(settings.sinks)
@@ -361,7 +361,7 @@ class Agent:
         """Replace the approver. The old one stops first, so that two never run at the same time."""
         self.approvals.stop()
         longest_post_seconds = self._settings.imds.timeout_seconds * 1.1
-        self.approvals.join(longest_post_seconds + _JOIN_SECONDS, gives_up=stop)
+        self.approvals.join(longest_post_seconds + _JOIN_SECONDS)
         if not stop():
             self._start_approvals()
 

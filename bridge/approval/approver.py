@@ -139,11 +139,10 @@ class Approver:
         self._wake.set()
         self._commands.close()
 
-    def join(self, timeout_seconds: float) -> bool:
-        """Wait up to *timeout_seconds*. Return whether the thread does not run."""
+    def join(self, timeout_seconds: float) -> None:
+        """Wait up to *timeout_seconds* until the thread has ended."""
         if self._thread.is_alive():
             self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
 
     def observe(
         self,

@@ -6,7 +6,6 @@ On a reload, the old approver stops before the new one starts, because both use 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,6 @@ from bridge.system.threads import LoopWatch
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
     from bridge.approval.portal_poller import PortalPoller
-
-_STOP_POLL_SECONDS = 0.05
 
 
 class ApprovalService:
@@ -140,9 +137,7 @@ class ApprovalService:
             self._portal_poller.stop()
             self._portal_poller = None
 
-    def join(self, timeout_seconds: float, *, gives_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the approver has ended, *gives_up* returns True, or the time has passed."""
-        deadline = time.monotonic() + timeout_seconds
-        while self.approver is not None and not self.approver.join(_STOP_POLL_SECONDS):
-            if gives_up() or time.monotonic() >= deadline:
-                return
+    def join(self, timeout_seconds: float) -> None:
+        """Wait up to *timeout_seconds* until the approver has ended."""
+        if self.approver is not None:
+            self.approver.join(timeout_seconds)

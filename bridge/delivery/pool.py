@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 #: How long the pool waits for canceled workers to end. In this time, command sinks kill their programs.
 CUT_SECONDS = 0.4
-_TICK_SECONDS = 0.05
+_LEAST_WAIT_SECONDS = 0.05
 _RELOAD_SECONDS = 2.0
 
 
@@ -83,7 +83,7 @@ class WorkerPool:
             worker.start()  # raises an error if no thread can start; the caller retries later
             self._workers[sink.name] = worker
 
-    def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
+    def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float) -> None:
         """End the workers of removed and changed sinks. *sinks* contains the new settings."""
         wanted = {sink.name: sink for sink in sinks}
         names = [name for name, worker in self._workers.items() if wanted.get(name) != worker.settings]
@@ -91,7 +91,7 @@ class WorkerPool:
         for worker in workers:
             worker.stop(grace_seconds=0.0)
         wait_seconds = min(grace_seconds, _RELOAD_SECONDS - CUT_SECONDS)
-        for worker in _end(workers, time.monotonic() + wait_seconds, stop):
+        for worker in _end(workers, time.monotonic() + wait_seconds):
             logger.error("A sink hangs. The agent continues without waiting for it.", extra={"sink": worker.name})
         for name in names:
             if name not in wanted:
@@ -102,18 +102,16 @@ class WorkerPool:
         workers = list(self._workers.values())
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
-        _end(workers, max(deadline, time.monotonic() + _TICK_SECONDS))
+        _end(workers, max(deadline, time.monotonic() + _LEAST_WAIT_SECONDS))
 
 
-def _end(
-    workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
-) -> list[DeliveryWorker]:
+def _end(workers: Sequence[DeliveryWorker], deadline: float) -> list[DeliveryWorker]:
     """Wait until *deadline*, then cancel workers. Return those still running."""
-    running = list(workers)
-    while running and time.monotonic() < deadline and not stop():
-        running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))
-        running = [worker for worker in running if not worker.join(0.0)]
+    running = _join(workers, deadline)
     for worker in running:
         worker.cut()
-    cut_at = time.monotonic() + CUT_SECONDS
-    return [worker for worker in running if not worker.join(max(cut_at - time.monotonic(), 0.0))]
+    return _join(running, time.monotonic() + CUT_SECONDS)
+
+
+def _join(workers: Sequence[DeliveryWorker], deadline: float) -> list[DeliveryWorker]:
+    return [worker for worker in workers if not worker.join(max(deadline - time.monotonic(), 0.0))]

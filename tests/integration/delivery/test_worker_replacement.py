@@ -55,7 +55,7 @@ class Exchange:
 
     def change_while_it_hangs(self):
         assert self.sink_class.hanging.wait(SOON_SECONDS)
-        self.pool.end_all_but([], grace_seconds=0.0, stop=lambda: False)
+        self.pool.end_all_but([], grace_seconds=0.0)
         self.start(timeout_seconds=59.0)
 
     def let_the_old_one_go_on(self):
@@ -82,7 +82,7 @@ def exchange(kit):
     yield make
     for each in made:
         each.sink_class.released.set()
-        each.pool.end_all_but([], grace_seconds=0.0, stop=lambda: True)
+        each.pool.end_all_but([], grace_seconds=0.0)
         each.bench.close()
 
 
