@@ -77,7 +77,6 @@ class ApprovalService:
             metrics=self._metrics,
             clock=self._clock,
         )
-        self.check_files()
         if remote is not None:
             self._portal_poller = self._build_portal_poller(approval, remote, self.approver, imds)
 
@@ -110,12 +109,6 @@ class ApprovalService:
         """Return the loop watches of the approver and the portal poller, by name."""
         loops = {"approver": self.approver, "portal": self._portal_poller}
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
-
-    def check_files(self) -> None:
-        """Check and log problems with key files and file permissions."""
-        if self.approver is not None:
-            self.approver.files.check()
-            self.approver.wake()
 
     def start(self) -> None:
         """Start the approver and the portal poller."""
