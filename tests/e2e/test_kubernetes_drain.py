@@ -291,7 +291,7 @@ def test_events_that_need_no_drain_cause_no_api_request(cluster, drain, words):
 
 def test_event_with_unknown_target_exits_1_without_a_drain(cluster, drain):
     code, reason = drain("scheduled", affects="")
-    assert (code, "does not know whether" in reason) == (1, True)
+    assert (code, "is unknown whether" in reason) == (1, True)
     assert cluster.used == set()
 
 
