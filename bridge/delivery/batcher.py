@@ -95,12 +95,6 @@ def _probe(rows: Iterable[Delivery], blocked: Collection[str]) -> list[Delivery]
     return [min(heads.values(), key=lambda row: (not row.urgent, row.attempts, row.sequence))]
 
 
-def new_rows(rows: Iterable[Delivery], after: int) -> tuple[list[Delivery], int]:
-    """Return the untried rows with a sequence above *after*, and the highest sequence."""
-    newest, found = after, []
-    for row in rows:
-        if row.sequence > after:
-            newest = max(newest, row.sequence)
-            if row.attempts == 0:
-                found.append(row)
-    return found, newest
+def new_rows(rows: Iterable[Delivery], *, after: int) -> list[Delivery]:
+    """Return the untried rows with a sequence above *after*."""
+    return [row for row in rows if row.sequence > after and row.attempts == 0]

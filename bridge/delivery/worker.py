@@ -200,13 +200,8 @@ class DeliveryWorker:
 
     def _note_new_rows(self, now: float) -> None:
         """Report up to 64 new records to the schedule."""
-        found: list[Delivery] = []
-
-        def look(rows: DueRows) -> list[Delivery]:
-            found[:], self._seen_through = new_rows(rows, self._seen_through)
-            return []
-
-        self._outbox.select(self.name, look)
+        found = self._outbox.select(self.name, partial(new_rows, after=self._seen_through))
+        self._seen_through = max((row.sequence for row in found), default=self._seen_through)
         wall = self._clock.timestamp()
         for row in found[:_MOST_NEW_EVENTS]:
             ahead = None if row.not_before is None else row.not_before - wall
