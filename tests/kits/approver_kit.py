@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from outbox_kit import RouteAll
 from signed_decisions import sign_decision
 
 from bridge.approval.approver import Approver
@@ -33,13 +34,6 @@ VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
 START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 ANNE, BORIS = "anne", "boris"
 _UNTIL_SECONDS, _TURN_SECONDS = 20.0, 0.02
-
-
-class OneSink:
-    """Routes every record to one sink."""
-
-    def __call__(self, _record: TransitionRecord, _vm_name: str | None, _told: Collection[str]) -> list[str]:
-        return ["sink"]
 
 
 class NotingImds:
@@ -83,6 +77,9 @@ class NotingImds:
 class ApproverKit:
     """One VM with its outbox and its approver. `turn` runs one iteration of the approver's thread."""
 
+    outbox: Outbox
+    approver: Approver
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.state = directory / "state"
@@ -95,8 +92,7 @@ class ApproverKit:
         self.settings = ApprovalSettings()
         self.disk_is_full = False
         self.document = Document(incarnation=1)
-        self.outbox: Outbox | None = None
-        self.approver: Approver | None = None
+        self.has_started = False
 
     # Time.
 
@@ -131,6 +127,7 @@ class ApproverKit:
 
     def start(self, *, hears_portal: bool = True) -> None:
         """Start an agent. Unless *hears_portal* is False, it has received all decisions of the portal."""
+        self.has_started = True
         self.state.mkdir(mode=0o700, exist_ok=True)
         self.outbox = Outbox(
             self.state,
@@ -140,7 +137,7 @@ class ApproverKit:
             claim=self._claim,
         )
         assert self.outbox.wait_loaded(_UNTIL_SECONDS)
-        self.outbox.configure(OneSink(), ["sink"], labels={})
+        self.outbox.configure(RouteAll("sink"), ["sink"], labels={})
         self.outbox.identify(self.vm)
         self.service = ApprovalService(
             self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=self.clock
@@ -157,14 +154,12 @@ class ApproverKit:
 
     def break_disk(self) -> None:
         """Delete the file of the outbox, and leave no space for another one."""
-        assert self.outbox is not None
         assert self.outbox.wait_saved(_UNTIL_SECONDS)
         self.disk_is_full = True
         self.delete_files()
 
     def fill_disk(self) -> None:
         """Break the disk, and wait until the outbox is behind."""
-        assert self.outbox is not None
         self.break_disk()
         deadline = time.monotonic() + _UNTIL_SECONDS
         while not self.outbox.is_behind:
@@ -172,7 +167,6 @@ class ApproverKit:
             assert not self.outbox.wait_saved(0.1)
 
     def free_disk(self) -> None:
-        assert self.outbox is not None
         self.disk_is_full = False
         assert self.outbox.wait_saved(_UNTIL_SECONDS)
 
@@ -186,11 +180,11 @@ class ApproverKit:
 
     def configure(self) -> None:
         self.service.configure(Settings(sinks=(), approval=self.settings), cast(ImdsClient, self.imds))
+        assert self.service.approver is not None
         self.approver = self.service.approver
 
     def hear_portal(self) -> None:
         """Receive all decisions of the portal from index 0."""
-        assert self.outbox is not None
         self.outbox.portal_read_in = self.outbox.epoch
 
     def restart(self) -> None:
@@ -199,7 +193,6 @@ class ApproverKit:
 
     def reload(self) -> None:
         """Continue with `settings` in another approver on the same outbox, as a reload does."""
-        assert self.approver is not None
         self.approver.stop()
         self.approver.join(5)
         self.configure()
@@ -207,10 +200,9 @@ class ApproverKit:
         self._observe()
 
     def close(self) -> None:
-        if self.approver is not None:
+        if self.has_started:
             self.approver.stop()
             self.approver.join(5)
-        if self.outbox is not None:
             self.outbox.close(5)
 
     # Events and decisions.
@@ -229,7 +221,6 @@ class ApproverKit:
 
     def see(self, *events: ScheduledEvent, shown: bool = True, **options: Any) -> None:
         """Let the metadata service respond now with *events*. Without *shown*, the next response differs."""
-        assert self.approver is not None
         if events != self.document.events:
             self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
         if shown:
@@ -237,7 +228,6 @@ class ApproverKit:
         self._observe(**options)
 
     def _observe(self, **options: Any) -> None:
-        assert self.approver is not None
         instant = Instant(wall=self.now(), monotonic=self.monotonic())
         usual = {"asked_at": instant.monotonic, "unsettled": frozenset(), "tracked": None}
         self.approver.observe(self.document, instant, **{**usual, **options})
@@ -247,13 +237,11 @@ class ApproverKit:
         self.record_change(Transition.SCHEDULED, *events)
 
     def record_change(self, transition: Transition, *events: ScheduledEvent) -> None:
-        assert self.outbox is not None
         changes = [new_record(transition, self.now(), event=event, incarnation=1) for event in events]
         self.outbox.append_observation(self.document, changes, active_event_ids=None)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Run turns in real time until *condition* is true, because commands of the approver take real time."""
-        assert self.approver is not None
         deadline = time.monotonic() + _UNTIL_SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.outcomes
@@ -263,11 +251,9 @@ class ApproverKit:
 
     def prune(self) -> None:
         """Delete old rows, as the agent does once an hour."""
-        assert self.outbox is not None
         self.outbox.change(forget_old, self.now().timestamp())
 
     def turn(self) -> float:
-        assert self.approver is not None
         return self.approver.run_once()
 
     def go(self, seconds: float, *events: ScheduledEvent) -> None:
@@ -300,7 +286,6 @@ class ApproverKit:
         )
 
     def offer(self, *tokens: str) -> None:
-        assert self.approver is not None
         self.approver.receive(tokens)
         self.turn()
 
@@ -313,7 +298,6 @@ class ApproverKit:
         decision = msgspec.structs.replace(
             decision, issued_at=int(moment * 1_000_000), expires_at=moment + 120, received_at=moment
         )
-        assert self.outbox is not None
         return self.outbox.change(approvals.keep_overruling, decision, [hold.arrival for hold in overruled])
 
     @property
@@ -322,7 +306,6 @@ class ApproverKit:
 
     @property
     def approval_state(self) -> ApprovalState:
-        assert self.outbox is not None
         return self.outbox.read(approvals.read_state)
 
     @property
@@ -340,7 +323,6 @@ class ApproverKit:
 
     @property
     def records(self) -> list[TransitionRecord]:
-        assert self.outbox is not None
         rows = self.outbox.read(lambda state: dict(state.records.rows))
         return [rows[sequence].record for sequence in sorted(rows)]
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -38,8 +38,7 @@ class Said:
     """A response."""
 
     status: int
-    body: bytes | Iterable[bytes] = b""
-    """Several parts are sent one after the other, without a Content-Length."""
+    body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -234,15 +233,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(said.status)
         for name, value in said.headers.items():
             self.send_header(name, value)
-        if isinstance(said.body, bytes):
-            parts: Iterable[bytes] = (said.body,)
-            if said.status not in (204, 304):
-                self.send_header("Content-Length", str(len(said.body)))
-        else:
-            parts, self.close_connection = said.body, True
+        if said.status not in (204, 304):
+            self.send_header("Content-Length", str(len(said.body)))
         self.end_headers()
-        for part in parts:
-            self.wfile.write(part)
+        self.wfile.write(said.body)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -77,7 +77,7 @@ def start(desk: Desk) -> Iterator[Callable[..., PortalPoller]]:
             url = portal if isinstance(portal, str) else portal.url
             ca_file = None if isinstance(portal, str) or portal.ca_file is None else str(portal.ca_file)
             given = {"url": url, "ca_file": ca_file, "keys": KEYS, "wait_seconds": HELD_SECONDS, **(remote or {})}
-            for_client = {name: options.pop(name) for name in ("token", "grace_seconds") if name in options}
+            for_client = {name: options.pop(name) for name in ("token", "document", "grace_seconds") if name in options}
             client = PortalClient(RemoteSettings(**given), **for_client)
             options.setdefault("metrics", Metrics().approval_channel())
             channel = PortalPoller(client, **{"vm": lambda: VmIdentity(vm_id=VM), "receive": desk, **options})

@@ -316,21 +316,6 @@ def test_idle_poll_does_not_write(bench):
     assert files() != before
 
 
-def test_stop_ends_an_hour_long_wait_immediately(tmp_path):
-    imds, stop = ListedImds(), threading.Event()
-    imds.answer = document(1)
-    outbox = opened(tmp_path)
-    poller = Poller(imds, outbox, Identity(), metrics=Metrics(), boot_id="b", poll_interval_seconds=3600.0)
-    thread = threading.Thread(target=poller.run, args=(stop,), daemon=True)
-    thread.start()
-    until(lambda: poller.good_at is not None)
-    stop.set()
-    poller.wake()
-    thread.join(30)
-    assert not thread.is_alive()
-    outbox.close()
-
-
 class Held(ListedImds):
     """IMDS whose next answer is held until `release` is set."""
 

@@ -1,7 +1,6 @@
 """The sink `webhook` with `credential = "attested"`: each request carries the portal's token for this VM."""
 
 import contextlib
-import threading
 
 import pytest
 from attesting import Attesting
@@ -13,7 +12,6 @@ from bridge.sink import DeliveryFailed
 from bridge.testing import Simulator
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import sample_record
-from bridge.testing.watching import in_time
 
 PATIENCE_SECONDS = 20.0
 
@@ -94,18 +92,6 @@ def test_rejection_of_the_document_is_reported_with_the_reason_of_the_portal(mak
     with pytest.raises(DeliveryFailed, match="subscription_not_listed") as caught:
         make_sink().send([sample_record()])
     assert caught.value.needs_attention
-
-
-def test_send_waits_for_the_token_until_its_deadline(make_sink):
-    let_go = threading.Event()
-    sink = make_sink(lambda _: let_go.wait(PATIENCE_SECONDS) and "late", timeout_seconds=0.5)
-
-    def call():
-        with pytest.raises(DeliveryFailed, match="returned no token within"):
-            sink.send([sample_record()])
-
-    in_time(call, deadline_seconds=0.5)
-    let_go.set()
 
 
 @pytest.mark.parametrize(

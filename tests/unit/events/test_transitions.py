@@ -170,27 +170,11 @@ def test_incarnation_can_increase_by_the_number_of_changed_events(rise, expected
     assert changes_between(before, after, has_gap=has_gap)[0].transition.value == expected
 
 
-@pytest.mark.parametrize("status", ["Completed", "Canceled"])
-def test_absence_of_a_completed_event_produces_no_record(status):
-    assert changes_between(document(event(status)), document(incarnation=2)) == []
-
-
 def test_ended_event_keeps_its_last_known_fields():
     was = event("Started", not_before=None, not_before_raw="")
     (change,) = changes_between(document(was), document(incarnation=2))
     assert (change.event, change.changed) == (was, ())
     assert change.previous == {"event_status": "Started", "not_before": None}
-
-
-def test_ended_events_come_first_then_the_document_order():
-    before = document(event("Started", event_id="gone"), event("Scheduled", event_id="x"))
-    after = document(event(event_id="new"), event("Started", event_id="x"), incarnation=2)
-    changes = changes_between(before, after)
-    assert [(c.event.event_id, c.transition.value) for c in changes] == [
-        ("gone", "completed"),
-        ("new", "scheduled"),
-        ("x", "started"),
-    ]
 
 
 def test_events_that_share_an_id_are_paired_by_shape_then_by_position():
