@@ -7,6 +7,7 @@ not overlap. The table below the picture contains the same data.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from urllib.parse import urlencode
@@ -87,10 +88,10 @@ async def show(site: Site, request: Request, person: Person) -> Response:
 def _since(text: str | None, now: datetime, hours: int) -> datetime:
     if not text:
         return now - timedelta(hours=hours * _PAST_SHARE)
-    try:
-        return datetime.strptime(text, _FROM).replace(tzinfo=timezone.utc)
-    except ValueError:
-        raise RequestRefused(400, "from must be a time such as 2026-11-20T11:00Z.") from None
+    if "2000" <= text < "2200":  # the page also calculates times before and after the period
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(text, _FROM).replace(tzinfo=timezone.utc)
+    raise RequestRefused(400, "from must be a time from 2000 to 2199, such as 2026-11-20T11:00Z.")
 
 
 WIDTH = 1_400
