@@ -33,9 +33,11 @@ def office(tmp_path):
 
 def test_every_page_fits_and_labels_each_cell(office):
     with chromium() as browser:
-        ann = Watched(browser, office.origin, viewport={"width": 390, "height": 844}).sign_in("ann")
+        phone = {"viewport": {"width": 390, "height": 844}, "timezone_id": "America/New_York"}
+        ann = Watched(browser, office.origin, **phone).sign_in("ann")
         found = {}
-        for path in ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?verdict=hold&event={A}"):
+        lists = ("/", "/?state=completed", "/timeline", "/agents", "/audit")
+        for path in (*lists, f"/events/{A}", f"/decide?verdict=hold&event={A}"):
             ann.go(path)
             found[path] = ann.page.evaluate(OFF_SCREEN)
             found[path] += ann.page.evaluate(UNLABELLED)
