@@ -84,15 +84,10 @@ class ApprovalCommands:
         self._commands: list[_Command] = []
         """The commands whose results `take` has not returned yet."""
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether the maximum number of commands is running."""
-        return len(self._commands) >= _MOST_AT_ONCE
-
-    def is_running(self, approval: PendingApproval) -> bool:
-        """Return whether a command for this approval runs or has a result that is not taken yet."""
-        known = [each.approval for each in self._commands]
-        return any((each.key, each.source) == (approval.key, approval.source) for each in known)
+    def can_start(self, approval: PendingApproval) -> bool:
+        """Return whether fewer than eight commands run, and none of them for *approval*."""
+        running = [(each.approval.key, each.approval.source) for each in self._commands]
+        return len(running) < _MOST_AT_ONCE and (approval.key, approval.source) not in running
 
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
         """Start the command of *settings* before *approval* is posted.

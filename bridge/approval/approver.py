@@ -288,7 +288,7 @@ class Approver:
             with self._posting:
                 self._write(self._submitter.post(begun, look[0]), stream_id)
             return
-        self._submitter.withhold(approval, "The outbox is not saved, or the newest document does not allow it.")
+        self._submitter.withhold(approval)
         self._write(Changes(approvals=[approval]), stream_id)  # without a request, the attempt does not count
 
     def _is_confirmed(self, approval: PendingApproval, document: Document, answered_at: Instant) -> bool:
@@ -361,8 +361,7 @@ class Approver:
 
     def _start_commands(self, state: ApprovalState, context: Context) -> None:
         for approval in state.approvals.values():
-            is_draining = approval.state is ApprovalStage.DRAINING
-            if not is_draining or self._commands.is_running(approval) or self._commands.is_full:
+            if approval.state is not ApprovalStage.DRAINING or not self._commands.can_start(approval):
                 continue
             settings = self._command_for(approval, state, context)
             record = self._outbox.read(records.last_record, approval.event.key)
@@ -378,7 +377,6 @@ class Approver:
             return None
         put_off = self._submitter.put_off([approval])
         if put_off is not None:
-            if not put_off.is_empty:
-                self._write(put_off, state.stream_id)
+            self._write(put_off, state.stream_id)
             return None
         return self._settings.remote if approval.arrivals else self._rules.rule_behind(approval, context.index)

@@ -97,10 +97,10 @@ class Submitter:
         wall = asked_at.wall + timedelta(seconds=monotonic - asked_at.monotonic)
         return document, Instant(wall=wall, monotonic=monotonic)
 
-    def withhold(self, approval: PendingApproval, why: str) -> None:
-        """Postpone *approval* for a second, and log the reason *why*."""
+    def withhold(self, approval: PendingApproval) -> None:
+        """Postpone *approval* for a second, because the agent must not send it now."""
         self._retry_at[approval.key] = self._clock.monotonic() + _RETRY_SECONDS
-        message = f"The approval is withheld. {why}"
+        message = "The approval is withheld. The outbox is not saved, or the newest document does not allow it."
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)
 
     def post(self, approval: PendingApproval, document: Document) -> Changes:
