@@ -152,9 +152,8 @@ class DocumentVerifier:
                 self.intermediates.fetch_for(signer)
                 verifier.verify(signer, [*others, *self.intermediates.available()])
             except Exception as error:
-                raise DocumentRefused(
-                    DocumentRefusal.UNTRUSTED, "The signer's certificate has no chain to a trusted root."
-                ) from error
+                why = "The signer's certificate has no chain to a trusted root."
+                raise DocumentRefused(DocumentRefusal.UNTRUSTED, why) from error
 
     def _check_times(self, created_at: datetime, expires_at: datetime) -> None:
         now = self.clock.now()
@@ -264,9 +263,8 @@ def _name_of(certificate: x509.Certificate) -> str:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return next(name for name in names.get_values_for_type(x509.DNSName) if _NAME.fullmatch(name.lower()))
     except Exception as error:  # reading one extension parses all of them
-        raise DocumentRefused(
-            DocumentRefusal.WRONG_NAME, "The signer's certificate is not for metadata.azure.com or its regional names."
-        ) from error
+        why = "The signer's certificate is not for metadata.azure.com or its regional names."
+        raise DocumentRefused(DocumentRefusal.WRONG_NAME, why) from error
 
 
 def _moment(text: str) -> datetime:

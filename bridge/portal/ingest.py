@@ -244,9 +244,8 @@ def received_records(headers: Mapping[str, str], body: bytes, *, most_bytes: int
             attributes = {name[3:]: value for name, value in headers.items() if name.startswith("ce-")}
             envelopes = [msgspec.convert({**attributes, "data": msgspec.Raw(body)}, _Envelope)]
         else:
-            raise RequestRefused(
-                400, f"The Content-Type must be {_STRUCTURED}, {_BATCH}, or {_JSON} with the headers of a CloudEvent."
-            )
+            types = f"{_STRUCTURED}, {_BATCH}, or {_JSON} with the headers of a CloudEvent"
+            raise RequestRefused(400, f"The Content-Type must be {types}.")
         if any(len(memoryview(envelope.data)) > most_bytes for envelope in envelopes):
             raise RequestRefused(413, f"A record has more than {most_bytes} bytes.")
         received = [_record_of(envelope) for envelope in envelopes]

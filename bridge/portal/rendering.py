@@ -21,7 +21,7 @@ from bridge.clock import format_time, parse_time
 from bridge.events.event import compact_json
 from bridge.events.otel_resource import own_version
 from bridge.portal.requests import error_answer
-from bridge.portal.sentences import STATE_WORDS, clock_text, effect_of, how_many, these, vm_names
+from bridge.portal.sentences import STATE_WORDS, effect_of, how_many, start_text, these, vm_names
 from bridge.portal.verdicts import MOST_APPROVED, people_of
 from bridge.text import duration, escaped
 
@@ -63,10 +63,10 @@ class Renderer:
             version=own_version(),
             static=self._address_of,
             states=STATE_WORDS,
-            clock_text=clock_text,
             effect_of=effect_of,
             how_many=how_many,
             most_approved=MOST_APPROVED,
+            start_text=start_text,
             people_of=people_of,
             these=these,
             vm_names=vm_names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from bridge.approval.digest import canonical_json
 from bridge.clock import parse_time
@@ -69,16 +69,18 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
     return tuple(f"{name} changed from {_text(old[name])} to {_text(new[name])}." for name in changed)
 
 
-def clock_text(event: EventState) -> str:
-    """Return NotBefore as "at 11:15:00 UTC".
+def start_text(event: EventState, now: datetime) -> str:
+    """Return "Azure starts the event at 11:15:00 UTC".
 
     The text includes the date if the agent announced the event more than 12 hours before NotBefore.
     """
     at = event.event.not_before
     if at is None:
-        return "at an unknown time"
+        return "Azure starts the event at an unknown time"
+    if at <= now:
+        return "Azure can start the event at any moment"
     near = abs(at - parse_time(event.first_observed_at)) < timedelta(hours=12)
-    return f"at {at:%H:%M:%S} UTC" if near else f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
+    return f"Azure starts the event {'at' if near else f'on {at:%Y-%m-%d} at'} {at:%H:%M:%S} UTC"
 
 
 def _text(value: object) -> str:

@@ -30,7 +30,7 @@ from bridge.portal.decision_progress import (
     progress_of,
 )
 from bridge.portal.fleet import EventState, State, undecidable
-from bridge.portal.sentences import clock_text, differences, first_of, how_many, these, vm_names
+from bridge.portal.sentences import differences, first_of, how_many, start_text, these, vm_names
 from bridge.portal.signing import why_unreachable
 from bridge.portal.site import Site
 from bridge.portal.store.event_details import EventDetails
@@ -133,8 +133,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return Buttons(why_not=why_not)
         if event.state is State.STARTED and not event.unconfirmed:
             return Buttons()
-        start = "" if event.event.not_before is None else f" Azure starts the event {clock_text(event)}."
-        hold = f"prevents an early start.{start} For {these(self.vms)}"
+        hold = f"prevents an early start. {start_text(event, self.now)}. For {these(self.vms)}"
         if self._too_late:
             hold = f"{self._too_late} The hold {hold}"
         why_not = "" if self.accepted is not None else self._why_not_approve
@@ -189,7 +188,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if needed:
             people = "person withdraws" if needed == 1 else "people withdraw"
             effect = f"leaves the event held until {needed} more {people} the hold"
-        return f"{effect}. If no one acts, Azure starts it {clock_text(event)}. For {these(self.vms)}"
+        return f"{effect}. If no one acts, {start_text(event, self.now)}. For {these(self.vms)}"
 
     def sentence(self, verdict: Verdict) -> str:
         """Return the phrase that names the person and shows whether *verdict* has an effect."""

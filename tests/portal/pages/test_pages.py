@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import msgspec
 import pytest
-from fleet_records import fleet_record
+from fleet_records import NOW, fleet_record
 from page_kit import PEOPLE, Office, Page
 
 from bridge.events.record import Impact, Transition
@@ -89,7 +90,7 @@ def test_withdrawn_hold_allows_an_approval(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     assert ann.submit(f"/events/{A}", "hold", reason="batch").headers["Location"] == f"/events/{A}"
     page = bob.page(f"/events/{A}")
-    assert "Held by ann. Azure starts it at 11:15:00 UTC." in page.text
+    assert "Held by ann. Azure starts the event at 11:15:00 UTC." in page.text
     assert not any(text.startswith("Approve") for text in page.buttons)
     assert bob.submit(f"/events/{A}", "Withdraw").status_code == 303
     assert "ann held it, withdrawn" in bob.page(f"/events/{A}").text
@@ -117,7 +118,7 @@ def test_approval_stopped_by_a_later_hold_can_be_repeated(office):
     ann.submit(f"/events/{A}", "approve")
     bob.submit(f"/events/{A}", "hold")
     page = bob.page(f"/events/{A}").text
-    assert "Why it has not started: Held by bob. Azure starts it" in page
+    assert "Why it has not started: Held by bob. Azure starts the event" in page
     assert "Approval for the agent of vm_0: queued" in page
     assert "Hold for the agent of vm_0: queued" in page
     bob.submit(f"/events/{A}", "Withdraw lets people approve the event")
@@ -262,3 +263,22 @@ def test_measured_impact_is_shown_with_the_report_of_each_vm(office):
     ending = fleet_record(0, sequence=9, transition=Transition.COMPLETED, active=())
     office.portal.send(msgspec.structs.replace(ending, impact=impact))
     assert "Measured pause: 4.2 s (resolution 0.05 s)" in office.browser("ann").page(f"/events/{A}").text
+
+
+def test_page_after_notbefore_names_no_time_of_the_start(office):
+    ann, key = office.browser("ann"), key_of_event_id("late")
+    office.portal.send(*(fleet_record(vm, event_id="late", not_before=NOW - timedelta(hours=1)) for vm in (0, 1)))
+    start = "Azure can start the event at any moment."
+    assert f"Hold prevents an early start. {start}" in ann.page(f"/events/{key}").text
+    ann.submit(f"/events/{key}", "hold")
+    held = ann.page(f"/events/{key}").text
+    assert f"{start} NotBefore was 2026-11-20 10:00:00 UTC." in held
+    assert f"Held by ann. {start}" in held
+    assert "Azure starts" not in held.partition("Times are in UTC")[0]
+
+
+def test_page_of_a_recommendation_does_not_explain_a_missing_start(office):
+    office.portal.send(fleet_record(0, event_id="spot", event_type="SpotRebalanceRecommendation"))
+    page = office.browser("ann").page(f"/events/{key_of_event_id('spot')}")
+    assert "The recommendation does not change the VM." in page.text
+    assert "Why it has not started" not in page.text
