@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 from outbox_kit import RouteAll
 from signed_decisions import sign_decision
+from waiting import until
 
 from bridge.approval.approver import Approver
 from bridge.approval.service import ApprovalService
@@ -161,10 +162,7 @@ class ApproverKit:
     def fill_disk(self) -> None:
         """Break the disk, and wait until the outbox is behind."""
         self.break_disk()
-        deadline = time.monotonic() + _UNTIL_SECONDS
-        while not self.outbox.is_behind:
-            assert time.monotonic() < deadline
-            assert not self.outbox.wait_saved(0.1)
+        until(lambda: not self.outbox.wait_saved(0.1) and self.outbox.is_behind)
 
     def free_disk(self) -> None:
         self.disk_is_full = False

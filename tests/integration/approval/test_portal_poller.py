@@ -5,9 +5,7 @@ import threading
 from poller_kit import HELD_SECONDS, PATIENCE_SECONDS, VM
 from waiting import until
 
-from bridge.clock import Clock
 from bridge.events.event import VmIdentity
-from bridge.testing import ManualClock
 
 # The request.
 
@@ -81,28 +79,6 @@ def test_new_portal_epoch_restarts_from_index_zero(portal, desk, start):
     portal.put(VM, *"defghi")  # without a request; the indexes of "d" and "e" are below the agent's index
     portal.up()
     assert desk.has(*"defghi")
-
-
-def test_poller_restarts_after_replacing_the_state_of_another_machine(portal, desk, start):
-    epochs = [0]
-    portal.put(VM, "a")
-    start(portal, outbox_epoch=lambda: epochs[-1])
-    assert desk.has("a")
-    desk.tokens.clear()
-    epochs.append(1)
-    portal.put(VM, "b")
-    assert desk.has("a", "b")
-
-
-def test_clock_change_requests_refused_decisions_again(portal, desk, start):
-    wall = ManualClock()
-    portal.put(VM, "a")
-    start(portal, clock=Clock(now=wall.now))
-    assert desk.has("a")
-    desk.tokens.clear()
-    wall.advance(-86_400)
-    portal.put(VM, "b")
-    assert desk.has("a", "b")
 
 
 def test_status_204_to_the_first_request_means_no_decisions(portal, start):

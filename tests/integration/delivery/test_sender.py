@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -227,36 +228,17 @@ def test_an_idle_sink_keeps_no_record_in_memory(sender):
     until(lambda: gc.collect() is not None and seen() is None)
 
 
-def test_send_cancelled_before_it_began_fails():
-    building, release, sent, caught = threading.Event(), threading.Event(), [], []
-
-    class Slow:
-        def __init__(self):
-            building.set()
-            assert release.wait(10)
-
-        def send(self, batch):
-            sent.append(batch)
-
-        def close(self):
-            pass
-
-    sender = Sender(Slow, name="slow", timeout_seconds=10)
-
-    def send():
-        try:
-            sender.send(["record"])
-        except DeliveryFailed as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert building.wait(10)
-    sender.cut()
-    release.set()
-    thread.join(10)
-    # If send had returned, the worker would mark the record as delivered.
-    assert (sent, caught) == ([], ["The send was cut before it began."])
+def test_send_cancelled_before_it_began_fails(peer, sender):
+    building, release = threading.Event(), threading.Event()
+    peer.on_build = lambda: (building.set(), release.wait(10))
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(failed, sender)
+        assert building.wait(10)
+        sender.cut()
+        release.set()
+        # If send had returned, the worker would mark the record as delivered.
+        assert str(sending.result(10)) == "The send was cut before it began."
+    assert ("send", 1) not in peer.steps
 
 
 def test_missing_thread_is_reported_and_the_sink_sends_when_one_starts(peer, sender):

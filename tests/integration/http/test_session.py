@@ -218,11 +218,6 @@ def test_compression_is_not_requested(start, session):
     assert b"accept-encoding: identity" in peer.requests.get(timeout=10).lower()
 
 
-def test_environment_proxies_are_ignored(start, session, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert session.request("GET", start(answer).url, deadline_seconds=20).content == b"ok"
-
-
 def test_configured_proxy_is_used_with_the_same_deadline(start, session):
     proxy = start(answer)
     proxies = {"http": f"http://127.0.0.1:{proxy.port}", "https": f"http://127.0.0.1:{start(silent).port}"}

@@ -316,46 +316,22 @@ def test_idle_poll_does_not_write(bench):
     assert files() != before
 
 
-class Held(ListedImds):
-    """IMDS whose next answer is held until `release` is set."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked, self.release = threading.Event(), threading.Event()
-
-    def scheduled_events(self):
-        self.asked.set()
-        self.release.wait(30)
-        return document(1)
-
-
-def test_only_a_poll_stuck_beyond_its_deadline_is_late(tmp_path):
-    imds, stop, clock = Held(), threading.Event(), ManualClock(START)
-    outbox = opened(tmp_path)
-    poller = Poller(
-        imds,
-        outbox,
-        Identity(),
-        metrics=Metrics(),
-        boot_id="b",
-        poll_interval_seconds=1.0,
-        clock=clock.clock,
-    )
-    thread = threading.Thread(target=poller.run, args=(stop,))
-    thread.start()
+def test_only_a_poll_stuck_beyond_its_deadline_is_late(bench):
+    asked, release, stop = threading.Event(), threading.Event(), threading.Event()
+    bench.imds.scheduled_events = lambda: (asked.set(), release.wait(30), document(1))[-1]
+    loop_watch, running = bench.poller.loop_watch, run_daemon("poll", bench.poller.run, stop)
     try:
-        assert imds.asked.wait(10)
-        clock.advance(imds.deadline_seconds * 1.1 + 29)
-        assert poller.loop_watch.late_seconds == 0
-        clock.advance(2)
-        assert 0 < poller.loop_watch.late_seconds < 2
-        imds.release.set()
-        until(lambda: poller.loop_watch.late_seconds == 0)
+        assert asked.wait(10)
+        bench.clock.advance(bench.imds.deadline_seconds * 1.1 + 29)
+        assert loop_watch.late_seconds == 0
+        bench.clock.advance(2)
+        assert 0 < loop_watch.late_seconds < 2
+        release.set()
+        until(lambda: loop_watch.late_seconds == 0)
     finally:
-        imds.release.set()
+        release.set()
         stop.set()
-        clock.advance(5)
-        thread.join()
-        outbox.close()
-    clock.advance(1e6)
-    assert poller.loop_watch.late_seconds == 0
+        bench.poller.wake()
+        running.result(30)
+    bench.clock.advance(1e6)
+    assert loop_watch.late_seconds == 0

@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
+from outbox_kit import stored_decision
 
 from bridge.approval.document_index import index_document
 from bridge.approval.evaluate import Context, Trust, evaluate, postable
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Verdict
-from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval, StoredDecision
+from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval
 
 NOW = 1_000_000.0
 EVENT = ScheduledEvent(event_id="E-1", event_type="Freeze", event_status="Scheduled", resources=("vm_0",))
@@ -25,22 +26,10 @@ def context_of(*events, unsettled=(), tracked=None, **options):
     return Context(index=index, **{**values, **options})
 
 
-def decision_on(event, verdict=Verdict.APPROVE, *, arrival=1, state=DecisionStage.NEW, **fields):
-    values = {
-        "arrival": arrival,
-        "source": "portal",
-        "approver": "anne",
-        "decision_id": f"D-{arrival}",
-        "payload_sha256": "",
-        "event_id": event.event_id,
-        "event_digest": index_document(document(event)).digests[event.event_id],
-        "verdict": verdict,
-        "issued_at": arrival,
-        "expires_at": NOW + 60,
-        "received_at": NOW,
-        "state": state,
-    }
-    return StoredDecision(**{**values, **fields})
+def decision_on(event, verdict=Verdict.APPROVE, *, arrival=1, **fields):
+    event_digest = index_document(document(event)).digests[event.event_id]
+    values = {"arrival": arrival, "issued_at": arrival, "event_digest": event_digest, **fields}
+    return stored_decision(f"D-{arrival}", verdict, **values)
 
 
 def state_of(*decisions, approvals=()):

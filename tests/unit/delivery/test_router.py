@@ -4,41 +4,19 @@ import msgspec
 import pytest
 
 from bridge.delivery.router import wants
-from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.events.record import Approval, Evidence, Transition, TransitionRecord
+from bridge.events.record import Approval, Transition
 from bridge.sink import SinkConfig
+from bridge.testing.records import sample_event, sample_record
 
 ME = "vm_1"
-NO_EVENT = object()
 
 
-def record(*, resources=(ME,), event_type="Freeze", event_source="Platform", transition="scheduled", event=None):
-    if event is None:
-        event = ScheduledEvent(
-            event_id="E",
-            event_type=event_type,
-            event_status="Scheduled",
-            resources=resources,
-            event_source=event_source,
-        )
-    return TransitionRecord(
-        id="1",
-        transition_key="k",
-        stream_id="s",
-        sequence=1,
-        transition=Transition(transition),
-        evidence=Evidence.OBSERVED,
-        observed_at="2026-11-20T11:00:01.123Z",
-        incarnation=1,
-        previous_incarnation=None,
-        event=None if event is NO_EVENT else event,
-        previous=None,
-        changed=(),
-        notice_seconds=None,
-        affects_this_vm=None,
-        vm=VmIdentity(),
-        labels={},
-    )
+def record(transition="scheduled", **fields):
+    return sample_record(transition=Transition(transition), event=sample_event(**{"resources": (ME,), **fields}))
+
+
+def record_without_event(transition):
+    return sample_record(transition=Transition(transition), event=None)
 
 
 def is_wanted(each, vm_name=ME, **filters):
@@ -84,13 +62,13 @@ def test_event_of_unknown_type_or_source_passes_only_without_a_filter():
 
 
 def test_refused_approval_without_an_event_ignores_only_event_filters():
-    refused = record(transition="approval_refused", event=NO_EVENT)
+    refused = record_without_event("approval_refused")
     assert is_wanted(refused, event_types=("Preempt",), event_sources=("User",))
     assert not is_wanted(refused, transitions=("started",))
 
 
 def test_heartbeats_ignore_all_filters_except_their_own_setting():
-    beat = record(transition="heartbeat", event=NO_EVENT)
+    beat = record_without_event("heartbeat")
     assert not is_wanted(beat)
     assert not is_wanted(beat, scope="all")
     assert is_wanted(beat, heartbeat=True, transitions=("started",), event_types=("Freeze",))
@@ -118,5 +96,5 @@ def test_outcome_of_an_approval_is_sent_by_the_approving_vm():
 
 
 def test_heartbeats_and_records_without_an_event_are_sent_by_every_vm():
-    assert is_wanted(record(transition="heartbeat", event=NO_EVENT), "vm_2", speak="first", heartbeat=True)
-    assert is_wanted(record(transition="approval_refused", event=NO_EVENT), "vm_2", speak="first")
+    assert is_wanted(record_without_event("heartbeat"), "vm_2", speak="first", heartbeat=True)
+    assert is_wanted(record_without_event("approval_refused"), "vm_2", speak="first")
