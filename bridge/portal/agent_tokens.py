@@ -61,7 +61,7 @@ class Challenges:
             return False
         found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
-        if not _is_one_of(mac, [_mac(secret, "challenge", said)[:_MAC_BYTES] for secret in self.secrets()]):
+        if not is_one_of(mac, [_mac(secret, "challenge", said)[:_MAC_BYTES] for secret in self.secrets()]):
             return False
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")
         return -_SKEW_SECONDS <= self.clock.timestamp() - made_at <= CHALLENGE_SECONDS
@@ -83,7 +83,7 @@ class AgentTokens:
         """Return the vmId in *token*. Raise TokenRefused for an invalid token."""
         said, _, mac = token.rpartition(".")
         valid = [_mac(secret, "agent-token", said.encode()).hex().encode() for secret in self.secrets()]
-        if not _is_one_of(mac.encode(), valid):
+        if not is_one_of(mac.encode(), valid):
             raise TokenRefused("The token is invalid.")
         vm_id, _, made_at = said.rpartition(".")
         if not -_SKEW_SECONDS <= self.clock.timestamp() - int(made_at) < TOKEN_SECONDS:
@@ -97,6 +97,6 @@ def _mac(secret: str, purpose: str, said: bytes) -> bytes:
     return hmac.digest(key, said, hashlib.sha256)
 
 
-def _is_one_of(mac: bytes, valid: Sequence[bytes]) -> bool:
-    # Compare every MAC, because the response time must not reveal which secret matches.
-    return True in [hmac.compare_digest(mac, each) for each in valid]
+def is_one_of(given: bytes, valid: Sequence[bytes]) -> bool:
+    """Return whether *given* is one of *valid*. The response time does not reveal which one."""
+    return True in [hmac.compare_digest(given, each) for each in valid]

@@ -8,14 +8,13 @@ For tokens of VMs, see `agent_tokens`. For people, see `users`.
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Mapping
 from enum import Enum
 
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
-from bridge.portal.agent_tokens import AgentTokens, TokenRefused
+from bridge.portal.agent_tokens import AgentTokens, TokenRefused, is_one_of
 from bridge.portal.requests import RequestRefused
 from bridge.portal.settings import PortalSettings
 from bridge.portal.site import Site
@@ -105,8 +104,7 @@ class Authenticator:
 
     def _is_one_of(self, token: str, secret: Secret) -> bool:
         """Return whether *token* is a value of *secret*, in constant time."""
-        known = self._values(secret)
-        return sum(hmac.compare_digest(token.encode(), each.encode()) for each in known) > 0
+        return is_one_of(token.encode(), [each.encode() for each in self._values(secret)])
 
     def _values(self, secret: Secret) -> tuple[str, ...]:
         try:

@@ -74,6 +74,8 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True):
     """The number of different VMs in the Resources of these events."""
     decisions: dict[str, int]
     """The number of events for each value of `DECISIONS`. A value without events is left out."""
+    held_by: str
+    """The names of the people who hold events of the wave."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ def list_lines(
         first, at, *place = cursor_parts(cursor, 5)
     where = open_conditions(wanted, now=now)
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
-    columns = (events.c.event_key, events.c.sort_at, events.c.wave, decision.label("decision"))
+    columns = (*(events.c[name] for name in ("event_key", "sort_at", "wave", "decided_by")), decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
     sizes = Counter(row.wave for row in rows if row.wave) if has_waves and wanted.wave is None else Counter()
     lines: dict[str, list[Any]] = {}
@@ -110,7 +110,8 @@ def _wave_of(rows: Sequence[Any], vms_of_event: Mapping[str, Collection[Any]]) -
     of_decision = Counter(row.decision for row in rows)
     decisions = {name: of_decision[name] for name in DECISIONS if of_decision[name]}
     different = {vm for row in rows for vm in vms_of_event.get(row.event_key, ())}
-    return Wave(key=rows[0].wave, events=len(rows), vms=len(different), decisions=decisions)
+    held_by = ", ".join(sorted({row.decided_by or "" for row in rows if row.decision == "held"}))
+    return Wave(key=rows[0].wave, events=len(rows), vms=len(different), decisions=decisions, held_by=held_by)
 
 
 def count_open(connection: Connection, wanted: EventFilter, *, now: str) -> dict[str, int]:

@@ -157,7 +157,7 @@ def test_line_of_a_wave_counts_its_events_by_decision(office):
     ann = office.browser("ann")
     decide(ann, "hold", (0, 1))
     decide(ann, "approve", (2,))
-    assert "3 undecided, 2 held, 1 approved" in ann.page("/").text
+    assert "3 undecided, 2 held by ann, 1 approved" in ann.page("/").text
 
 
 def test_pages_name_one_agent_vm_event_or_approver_in_the_singular(tmp_path):
