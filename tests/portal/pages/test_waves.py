@@ -56,6 +56,7 @@ def test_hold_of_a_wave_reaches_all_its_vms_with_one_audit_entry(office):
     answer = office.browser("ann").submit(f"/decide?wave={WAVE}", "hold", reason="month end")
     assert answer.status_code == 200
     assert text_of(answer).count("Accepted") == 48
+    assert "Held. The hold is queued for the agents of 5 VMs." in text_of(answer)  # no agent has polled yet
     [entry] = audit(office, "held")
     assert (entry["actor"], entry["details"]["reason"], len(entry["details"]["events"])) == ("ann", "month end", 48)
     assert sum(len(each["decisions"]) for each in entry["details"]["events"]) == 212
