@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         found = [(each.get("resource_group"), each.get("resources")) for each in self._events]
         found = found or [("", self.details.get("decisions"))]
         vms = [(group, vm) for group, each in found if isinstance(each, list | dict) for vm in each]
-        return len(set(map(compact_json, vms)))
+        return len({compact_json(each).casefold() for each in vms})
 
     @property
     def _events(self) -> list[dict[str, Any]]:

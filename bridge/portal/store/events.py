@@ -136,15 +136,16 @@ def summaries_of(
     return {row.event_key: summary_of(row.body) for row in rows_in(connection, query, events.c.event_key, keys)}
 
 
-def vms_of(connection: Connection, keys: Iterable[str]) -> dict[str, set[tuple[object, ...]]]:
+def vms_of(connection: Connection, keys: Iterable[str]) -> dict[str, set[str]]:
     """Return the subscription, resource group, and name of each VM of the events *keys*."""
     summaries = summaries_of(connection, keys)
-    found: dict[str, set[tuple[object, ...]]] = {}
+    found: dict[str, set[str]] = {}
     for row in rows_in(connection, select(event_variants), event_variants.c.event_key, summaries):
         summary = summaries[row.event_key]
         if row.variant == summary.variant:
+            place = f"{summary.subscription}/{summary.resource_group}".casefold()
             names = event_of_variant(row.body).resources or ()
-            found[row.event_key] = {(summary.subscription, summary.resource_group, normal_name(name)) for name in names}
+            found[row.event_key] = {f"{place}/{normal_name(name)}" for name in names}
     return found
 
 

@@ -106,7 +106,7 @@ def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[L
     )
 
 
-def _wave_of(rows: Sequence[Any], vms_of_event: Mapping[str, Collection[Any]]) -> Wave:
+def _wave_of(rows: Sequence[Any], vms_of_event: Mapping[str, Collection[str]]) -> Wave:
     of_decision = Counter(row.decision for row in rows)
     decisions = {name: of_decision[name] for name in DECISIONS if of_decision[name]}
     different = {vm for row in rows for vm in vms_of_event.get(row.event_key, ())}

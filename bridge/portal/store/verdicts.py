@@ -257,7 +257,7 @@ def _entry(accepted: Sequence[AcceptedVerdict]) -> Entry:
             "event_id": each.event.event.event_id,
             "event_digest": each.verdict.digest,
             "resources": list(each.event.event.resources or ()),
-            "resource_group": next(("/".join(place_of(vm.vm)) for vm in each.event.vms if vm.is_member), ""),
+            "resource_group": "/".join(place_of(max(each.event.vms, key=lambda vm: vm.is_member).vm)),
             "verdict_id": each.verdict.verdict_id,
             "outcome": each.ruling.outcome.value,
             "decisions": decision_hashes(each.signed),
