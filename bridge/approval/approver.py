@@ -78,7 +78,8 @@ class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
     *portal_read* returns None until the agent has received all decisions of the portal. After that, it returns the
-    value that `Outbox.epoch` had at that time. *vm* returns the identity of the VM. *directory* is the state directory.
+    value that `Outbox.stream_id` had at that time. *vm* returns the identity of the VM. *directory* is the state
+    directory.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Approver:
         *,
         vm: Callable[[], VmIdentity],
         directory: Path,
-        portal_read: Callable[[], int | None],
+        portal_read: Callable[[], str | None],
         metrics: Metrics,
         clock: Clock = REAL_CLOCK,
     ) -> None:
@@ -314,7 +315,7 @@ class Approver:
         outbox, why = self._outbox, None
         if not outbox.is_trusted:
             why = "The identity of this VM is not confirmed."
-        elif self._settings.remote is not None and outbox.portal_read_in != outbox.epoch:
+        elif self._settings.remote is not None and outbox.portal_read_in != outbox.stream_id:
             why = "The portal has not sent all of its decisions since the start of the agent."
         elif outbox.is_behind:
             why = "The outbox is not saved. Free space on the disk, or make it writable."

@@ -57,7 +57,7 @@ class PortalPoller:
 
     *vm* returns the identity of this VM. The poller sends no request while the vmId is unknown. *receive* runs on the
     poller thread and can receive the same token again. If *receive* raises an exception, the poller requests the same
-    tokens again. When the value of *outbox_epoch* changes, the poller starts again at index 0. The poller sends the
+    tokens again. When the value of *stream_id* changes, the poller starts again at index 0. The poller sends the
     first request at a random time within *first_within_seconds*. Tests can replace *wait*.
     """
 
@@ -67,7 +67,7 @@ class PortalPoller:
         *,
         vm: Callable[[], VmIdentity],
         receive: Callable[[Sequence[str]], None],
-        outbox_epoch: Callable[[], int] = lambda: 0,
+        stream_id: Callable[[], str] = lambda: "",
         metrics: ChannelMetrics,
         first_within_seconds: float = 0.0,
         clock: Clock = REAL_CLOCK,
@@ -77,18 +77,18 @@ class PortalPoller:
         self._first_within_seconds = first_within_seconds
         self._vm = vm
         self._receive = receive
-        self._outbox_epoch = outbox_epoch
+        self._stream_id = stream_id
         self._metrics = metrics
         self._clock = clock
         self._wait = wait
         self._log = ThrottledLog(logger, clock=clock)
         self._failures = 0
-        self._asked_for: tuple[str, int] | None = None
+        self._asked_for: tuple[str, str] | None = None
         self._wall_ahead_seconds: float | None = None
         self._index = 0
         self._epoch: str | None = None
-        self.read_epoch: int | None = None
-        """The epoch of the outbox in which the agent has received all decisions from index 0."""
+        self.read_in: str | None = None
+        """The stream of the outbox during which the agent has received all decisions from index 0."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
         self.loop_watch = LoopWatch(clock)
@@ -145,7 +145,7 @@ class PortalPoller:
             return self._backoff(None)
 
     def _poll(self, vm_id: str) -> float:
-        asked_for, is_clock_set = (vm_id, self._outbox_epoch()), self._is_clock_set()
+        asked_for, is_clock_set = (vm_id, self._stream_id()), self._is_clock_set()
         if asked_for != self._asked_for or is_clock_set:
             self._asked_for, self._index, self._epoch = asked_for, 0, None
         began_at = self._clock.monotonic()
@@ -168,8 +168,8 @@ class PortalPoller:
                 "The portal's index is no longer valid. The agent requests all decisions again.",
             )
             self._index = 0
-        elif not _is_full(answer) and self.read_epoch != asked_for[1]:
-            self.read_epoch = asked_for[1]
+        elif not _is_full(answer) and self.read_in != asked_for[1]:
+            self.read_in = asked_for[1]
             self._receive(())  # wakes the approver
         interval_seconds = _NEWS_SECONDS if self._index > before else _INTERVAL_SECONDS
         return max(0.0, began_at + interval_seconds - self._clock.monotonic())

@@ -73,7 +73,7 @@ class ApprovalService:
             imds,
             vm=self._vm,
             directory=self._directory,
-            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
+            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_in,
             metrics=self._metrics,
             clock=self._clock,
         )
@@ -98,7 +98,7 @@ class ApprovalService:
             ),
             vm=self._vm,
             receive=approver.receive,
-            outbox_epoch=lambda: self._outbox.epoch,
+            stream_id=lambda: self._outbox.stream_id,
             metrics=self._metrics.approval_channel(),
             first_within_seconds=JITTER_SECONDS,
             clock=self._clock,

@@ -73,10 +73,8 @@ class Outbox:
         """The EventIds of the open events. None means that the open events are unknown."""
         self.is_trusted = False
         """False while the stored state might belong to another machine."""
-        self.epoch = 0
-        """Counts how many times the outbox has deleted the state of another machine."""
-        self.portal_read_in: int | None = None
-        """The `epoch` in which the portal has sent all of its decisions to this run of the agent."""
+        self.portal_read_in: str | None = None
+        """The `stream_id` during which the portal has sent all of its decisions to this run of the agent."""
         self._has_portal = has_portal
         self.clock = clock
         self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
@@ -189,6 +187,11 @@ class Outbox:
         return self.saver.wait_saved(seconds)
 
     @property
+    def stream_id(self) -> str:
+        """Return the stream's ID, which changes if another machine's state is deleted."""
+        return self.read(lambda state: state.get("stream_id") or "")
+
+    @property
     def is_behind(self) -> bool:
         """Return whether the disk fails or hangs. While it does, the agent approves no events."""
         return self.saver.behind_reason is not None
@@ -215,7 +218,6 @@ class Outbox:
             self._context = msgspec.structs.replace(self._context, vm=vm)
             if is_foreign:
                 records.start_empty(state, self.clock.now())
-                self.epoch += 1
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted = True

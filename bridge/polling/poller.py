@@ -134,7 +134,7 @@ class Poller:
         self.refused_answer: str | None = None
         """The error in a response with status 200, or None if the response is a valid document."""
         self._tracker: DocumentTracker | None = None
-        self._epoch = outbox.epoch
+        self._stream_id = ""
         self._untrusted_since: float | None = None
         self._urgent: list[ScheduledEvent] = []
 
@@ -316,8 +316,8 @@ class Poller:
         outbox = self._outbox
         if not outbox.is_trusted or (self._tracker is None and self._identity.is_waiting):
             return None
-        if self._tracker is None or outbox.epoch != self._epoch:
-            self._epoch = outbox.epoch
+        if self._tracker is None or outbox.stream_id != self._stream_id:
+            self._stream_id = outbox.stream_id
             self._tracker = outbox.read(self._restored_tracker)
         return self._tracker
 

@@ -183,7 +183,7 @@ class ApproverKit:
 
     def hear_portal(self) -> None:
         """Receive all decisions of the portal from index 0."""
-        self.outbox.portal_read_in = self.outbox.epoch
+        self.outbox.portal_read_in = self.outbox.stream_id
 
     def restart(self) -> None:
         self.close()

@@ -83,8 +83,8 @@ def test_new_portal_epoch_restarts_from_index_zero(portal, desk, start):
 
 def test_status_204_to_the_first_request_means_no_decisions(portal, start):
     portal.strike("status", status=204, body="")
-    channel = start(portal, outbox_epoch=lambda: 7)
-    until(lambda: channel.read_epoch == 7)
+    channel = start(portal, stream_id=lambda: "first")
+    until(lambda: channel.read_in == "first")
     assert portal.wait_for_requests(2)
 
     assert {request.index for request in portal.requests} == {0}
@@ -106,10 +106,10 @@ def test_portal_counts_as_read_after_the_last_page(portal, start):
 
     def receive(tokens):
         assert started.wait(PATIENCE_SECONDS)
-        pages.append((len(tokens), channel.read_epoch))
+        pages.append((len(tokens), channel.read_in))
 
     portal.put(VM, *(f"t{number}" for number in range(1_500)))
     channel = start(portal, receive=receive)
     started.set()
-    until(lambda: channel.read_epoch is not None)
-    assert pages == [(1_000, None), (500, None), (0, 0)]
+    until(lambda: channel.read_in is not None)
+    assert pages == [(1_000, None), (500, None), (0, "")]

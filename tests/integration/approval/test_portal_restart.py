@@ -96,7 +96,7 @@ def test_each_request_describes_the_agent(start, portal):
 
 
 def awaits_portal(kit):
-    return kit.outbox.portal_read_in != kit.outbox.epoch
+    return kit.outbox.portal_read_in != kit.outbox.stream_id
 
 
 def test_decisions_are_requested_again_after_another_machines_state(start, portal):
