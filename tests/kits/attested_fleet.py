@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,7 +13,7 @@ import requests
 from fleet_records import NOW, vm_id_of
 from page_kit import QUICK_HASH, Page
 from portal_databases import Database
-from portal_kit import BATCH, RunningPortal, batch
+from portal_kit import BATCH, RunningPortal, batch, poll
 from portal_users import csrf_token_of, local_user, start_session
 from requests.adapters import HTTPAdapter
 
@@ -86,11 +85,10 @@ class AttestedFleet:
     ) -> dict[str, Any]:
         """Request decisions at each portal, as the agent of *vm*. Return the decisions of all portals."""
         token = token or self._tokens.new(vm_id_of(vm))
-        headers = {"Authorization": f"Bearer {token}", "Scheduled-Events-Agent": json.dumps({**_ABLE, **reported})}
         decisions: dict[str, None] = {}
         for portal in self.portals:
-            url = f"{portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
-            decisions |= dict.fromkeys(requests.get(url, headers=headers, timeout=wait + 20).json()["decisions"])
+            found = poll(portal.url, vm, index=index, wait=wait, token=token, **{**_ABLE, **reported})
+            decisions |= dict.fromkeys(found["decisions"])
         return {"decisions": list(decisions)}
 
     def page(self, person: str, path: str = "/") -> Page:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from datetime import timedelta
@@ -12,9 +11,9 @@ from typing import Any
 
 import requests
 from argon2 import PasswordHasher
-from fleet_records import NOW, fleet_record, vm_id_of
+from fleet_records import NOW, fleet_record
 from msgspec.structs import replace
-from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
+from portal_kit import RunningPortal, poll, portal_table
 from portal_users import local_user
 from sqlalchemy import func, select
 
@@ -111,10 +110,7 @@ class Office:
 
     def poll(self, vm: int, *, index: int = 0, wait: int = 1, **says: Any) -> dict[str, Any]:
         """Poll for decisions as the agent of *vm*, which reports *says*."""
-        headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(says)}
-        url = f"{self.portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
-        found: dict[str, Any] = requests.get(url, headers=headers, timeout=wait + 20).json()
-        return found
+        return poll(self.portal.url, vm, index=index, wait=wait, **says)
 
 
 class Browser:

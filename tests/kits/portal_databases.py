@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bridge.portal.audit import Fault, first_fault
 from bridge.portal.settings import PortalSettings, read
+from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.database import Store
 
 #: The only role of the test server with a password.
@@ -17,6 +19,12 @@ LOCKED = "locked"
 def settings_of(table: dict[str, str]) -> PortalSettings:
     """Return the settings of a portal with the `[database]` *table*."""
     return read({"database": table, "agents": {"token_env": "NOBODY"}})
+
+
+def audit_fault(store: Store) -> Fault | None:
+    """Return the first fault of the audit."""
+    total = store.read(count)
+    return store.read(lambda connection: first_fault(all_entries(connection), count=total))
 
 
 class Database:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
+import secrets
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -11,6 +14,7 @@ from typing import Any
 
 import msgspec
 import requests
+from fleet_records import vm_id_of
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
@@ -19,6 +23,7 @@ from bridge.portal.http_limits import REQUEST_SECONDS
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
 from bridge.portal.store.database import Store
+from bridge.testing import Simulator
 from sinks.cloudevent import cloud_event_bytes
 
 AGENT_TOKEN = "agents-token-1"  # of a test
@@ -47,6 +52,19 @@ def portal_table(directory: Path, **tables: Any) -> dict[str, Any]:
     for name, table in tables.items():
         whole[name] = table if isinstance(table, list) else {**whole.get(name, {}), **table}
     return whole
+
+
+def attested_table(azure: Simulator, directory: Path) -> dict[str, Any]:
+    """Write a new secret and the root certificates of *azure*, and return the table `agents.attested`."""
+    (directory / "secret").write_text(f"{secrets.token_hex(20)}\n", encoding="utf-8")
+    (directory / "secret").chmod(0o600)
+    (directory / "roots.pem").write_bytes(azure.attestation.root_pem)
+    return {
+        "subscriptions": [azure.machines[0].subscription_id],
+        "secret_file": str(directory / "secret"),
+        "roots_file": str(directory / "roots.pem"),
+        "intermediates_urls": [f"{azure.endpoint}/control/attestation"],
+    }
 
 
 @functools.cache
@@ -153,6 +171,26 @@ class RunningPortal:
     def metrics(self) -> str:
         """Return the page of metrics."""
         return requests.get(f"{self.operator_url}/metrics", timeout=20).text
+
+    def held_polls(self) -> int:
+        """Return the number of polls that the portal holds."""
+        [found] = re.findall(r"^scheduled_events_portal_held_polls (\S+)$", self.metrics(), re.MULTILINE)
+        return int(float(found))
+
+
+def poll(
+    url: str, vm: int = 0, *, index: int = 0, wait: float = 1, token: str = AGENT_TOKEN, **says: Any
+) -> dict[str, Any]:
+    """Poll *url* for decisions as the agent of *vm*, which reports *says*."""
+    headers = {"Authorization": f"Bearer {token}"}
+    if says:
+        headers["Scheduled-Events-Agent"] = json.dumps(says)
+    answer = requests.get(
+        f"{url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}", headers=headers, timeout=wait + 30
+    )
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def batch(records: Iterable[TransitionRecord]) -> bytes:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import requests
-from fleet_records import vm_id_of
 from portal_databases import Database
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
 from portal_users import local_user, session_headers, start_session
@@ -43,17 +41,6 @@ class Pair:
     def portal(self, name: str) -> RunningPortal:
         """Return one of the portals, not started."""
         return RunningPortal(self.directory / name, **self.tables)
-
-
-def poll(url: str, vm: int = 0, *, index: int = 0, wait: float = 1, **says: Any) -> dict[str, Any]:
-    """Poll *url* for decisions as the agent of *vm*, which reports *says*."""
-    headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(says)}
-    answer = requests.get(
-        f"{url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}", headers=headers, timeout=wait + 30
-    )
-    answer.raise_for_status()
-    found: dict[str, Any] = answer.json()
-    return found
 
 
 def send(url: str, records: Sequence[TransitionRecord]) -> requests.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,7 @@ class PortalProcess:
     def __init__(self, directory: Path, tables: dict[str, Any]) -> None:
         self._table = portal_table(directory, **tables)
         self._process: Any = None
-        self.url = ""
+        self.url = self.operator_url = ""
 
     def start(self) -> None:
         """Start the portal on a free port, and wait until it listens."""
@@ -33,8 +34,14 @@ class PortalProcess:
         self._process.start()
         sender.close()
         assert receiver.poll(_UP_SECONDS), "the portal did not start"
-        self.url = f"http://127.0.0.1:{receiver.recv()}/api/v1"
+        port, operator_port = receiver.recv()
+        self.url = f"http://127.0.0.1:{port}/api/v1"
+        self.operator_url = f"http://127.0.0.1:{operator_port}"
         receiver.close()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the portal."""
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """Kill the portal with SIGKILL."""
@@ -51,7 +58,8 @@ def _serve(table: dict[str, Any], up: Connection) -> None:
     def tell() -> None:
         portal.is_up.wait()
         assert portal.address is not None
-        up.send(portal.address[1])
+        assert portal.operator_address is not None
+        up.send((portal.address[1], portal.operator_address[1]))
         up.close()
 
     threading.Thread(target=tell, daemon=True).start()

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from datetime import datetime, timezone
 
@@ -18,8 +17,9 @@ import msgspec
 import pytest
 import requests
 from fleet_records import fleet_record
-from portal_kit import AGENT_TOKEN, READER_TOKEN, RunningPortal
+from portal_kit import AGENT_TOKEN, READER_TOKEN, RunningPortal, attested_table
 from signed_decisions import sign_decision
+from waiting import until
 
 from bridge.approval.signing import generate_key
 from bridge.events.event import ScheduledEvent
@@ -36,15 +36,7 @@ def pair(tmp_path):
 @pytest.fixture
 def portal(tmp_path, pair, azure):
     key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
-    (tmp_path / "secret").write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
-    (tmp_path / "secret").chmod(0o600)
-    (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
-    attested = {
-        "subscriptions": [azure.machines[0].subscription_id],
-        "secret_file": str(tmp_path / "secret"),
-        "roots_file": str(tmp_path / "roots.pem"),
-        "intermediates_urls": [f"{azure.endpoint}/control/attestation"],
-    }
+    attested = attested_table(azure, tmp_path)
     with RunningPortal(tmp_path / "portal", keys=[key], agents={"attested": attested}) as running:
         yield running
 
@@ -101,14 +93,6 @@ def _agent(directory, vm, endpoint, url, pair, *, way):
     )
 
 
-def wait_for(condition, seconds=40):
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "the condition was not met in time"
-        time.sleep(0.05)
-    return found
-
-
 def shown(portal, event_id):
     answer = portal.get(f"/events/{event_id}")
     return answer.json()["event"] if answer.status_code == 200 else None
@@ -134,14 +118,14 @@ def bring(portal, pair, vm, event, decision="approve"):
 @pytest.mark.parametrize("agents", ["token", "attested"], indirect=True)
 def test_agent_follows_a_decision_and_the_portal_shows_the_outcome(portal, azure, pair):
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=VMS, notice_seconds=3600))
-    wait_for(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2)
+    until(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2, seconds=60)
     event = shown(portal, event_id)
     assert (event["state"], event["unconfirmed"]) == ("scheduled", [])
     assert all(vm["agrees"] for vm in event["vms"])
     bring(portal, pair, event["vms"][0], event)
-    wait_for(lambda: shown(portal, event_id)["state"] == "started")
+    until(lambda: shown(portal, event_id)["state"] == "started", seconds=60)
     assert [each.event_id for each in azure.world.approvals] == [event_id]
-    outcomes = wait_for(
+    outcomes = until(
         lambda: [each for each in portal.get("/audit").json()["entries"] if each["action"] == "outcome_approved"]
     )
     assert [(each["actor"], each["details"]["approval"]["result"]) for each in outcomes] == [("ada", "accepted")]

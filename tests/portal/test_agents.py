@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 from pathlib import Path
 
 import msgspec
 import pytest
 import requests
 from fleet_records import fleet_record
-from portal_kit import BATCH, RunningPortal, batch
+from portal_kit import BATCH, RunningPortal, attested_table, batch
 
 from bridge.config.loader import read as read_agent
 from bridge.errors import CredentialFailed, DeliveryFailed
@@ -30,29 +29,16 @@ def azure():
         yield simulator
 
 
-def table_of(azure, directory):
-    # Each portal has its own secret, so that documents for the portal of another test are invalid.
-    (directory / "secret").write_text(f"{secrets.token_hex(20)}\n")
-    (directory / "secret").chmod(0o600)
-    (directory / "roots.pem").write_bytes(azure.attestation.root_pem)
-    return {
-        "subscriptions": [azure.machines[0].subscription_id],
-        "secret_file": str(directory / "secret"),
-        "roots_file": str(directory / "roots.pem"),
-        "intermediates_urls": [f"{azure.endpoint}/control/attestation"],
-    }
-
-
 @pytest.fixture
 def table(azure, tmp_path):
-    return table_of(azure, tmp_path)
+    return attested_table(azure, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def shared(azure, tmp_path_factory):
     """A portal for tests that store nothing."""
     directory = tmp_path_factory.mktemp("shared")
-    with RunningPortal(directory / "portal", agents={"attested": table_of(azure, directory)}) as running:
+    with RunningPortal(directory / "portal", agents={"attested": attested_table(azure, directory)}) as running:
         yield running
 
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from portal_databases import of_file
+from portal_databases import audit_fault, of_file
 from sqlalchemy.exc import DBAPIError
 
-from bridge.portal.audit import NO_HASH, Entry, chained, first_fault
-from bridge.portal.store.audit import add_entries, all_entries, count, entries, entry_with_hash
+from bridge.portal.audit import NO_HASH, Entry, chained
+from bridge.portal.store.audit import add_entries, count, entries, entry_with_hash
 
 AT = "2026-11-20T11:00:30.000Z"
 
@@ -21,11 +21,6 @@ AT = "2026-11-20T11:00:30.000Z"
 def new(number=0):
     details = {"number": number, "text": "a \u2603 b\n", "part": 0.1, "list": [None, True]}
     return Entry(actor="ada", action="approved", subject="e", details=details)
-
-
-def fault_of(store):
-    total = store.read(count)
-    return store.read(lambda connection: first_fault(all_entries(connection), count=total))
 
 
 def tampered(store, statement):
@@ -48,7 +43,7 @@ def ten(store):
 
 
 def test_unchanged_chain_is_valid(ten):
-    assert fault_of(ten) is None
+    assert audit_fault(ten) is None
     found = ten.read(entries, after=0)
     assert [entry.entry for entry in found] == list(range(1, 11))
     assert found[0].previous_hash == NO_HASH
@@ -74,7 +69,7 @@ def test_unchanged_chain_is_valid(ten):
 )
 def test_first_changed_entry_is_named(ten, statement, entry, why):
     tampered(ten, statement)
-    found = fault_of(ten)
+    found = audit_fault(ten)
     assert found.entry == entry
     assert why in found.why
 
@@ -89,7 +84,7 @@ def test_rewritten_entry_with_a_valid_hash_invalidates_the_next_entry(ten):
         previous_hash=third.hash,
     )
     tampered(ten, f"UPDATE audit SET actor = 'eve', details = '{{}}', hash = '{forged.hash}' WHERE entry = 4")
-    found = fault_of(ten)
+    found = audit_fault(ten)
     assert (found.entry, found.why) == (5, "it does not contain the hash of the previous entry")
 
 
@@ -97,7 +92,7 @@ def test_rewritten_entry_with_a_valid_hash_invalidates_the_next_entry(ten):
 def test_database_prevents_changes_of_an_entry(ten, statement):
     with ten.engine.connect() as connection, pytest.raises(DBAPIError, match="cannot be changed or deleted"):
         connection.exec_driver_sql(statement)
-    assert fault_of(ten) is None
+    assert audit_fault(ten) is None
 
 
 @pytest.mark.parametrize("columns", ["entry", "rowid, entry"])
@@ -112,7 +107,7 @@ def test_sqlite_prevents_the_replacement_of_an_entry(tmp_path, columns):
         )
         with store.engine.connect() as connection, pytest.raises(DBAPIError, match="cannot be changed or deleted"):
             connection.exec_driver_sql(statement)
-        assert fault_of(store) is None
+        assert audit_fault(store) is None
 
 
 def test_truncated_chain_is_detected_with_a_stored_hash(ten):
@@ -120,7 +115,7 @@ def test_truncated_chain_is_detected_with_a_stored_hash(ten):
     assert ten.read(entry_with_hash, seventh.hash) == 7
     tampered(ten, "DELETE FROM audit WHERE entry > 6")
     tampered(ten, "UPDATE counters SET value = 6 WHERE name = 'audit'")
-    assert fault_of(ten) is None
+    assert audit_fault(ten) is None
     assert ten.read(entry_with_hash, seventh.hash) is None
 
 
@@ -137,7 +132,7 @@ def test_concurrent_writers_create_one_chain(database):
     for thread in threads:
         thread.join()
     assert stores[0].read(count) == 120
-    assert fault_of(stores[1]) is None
+    assert audit_fault(stores[1]) is None
 
 
 def test_hash_can_be_computed_from_an_export(ten):

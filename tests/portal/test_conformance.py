@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import secrets
 from contextlib import redirect_stdout
 from datetime import datetime, timezone
 from functools import partial
@@ -11,7 +10,7 @@ from functools import partial
 import pytest
 import requests
 from fleet_records import fleet_record
-from portal_kit import AGENT_TOKEN, RunningPortal
+from portal_kit import AGENT_TOKEN, RunningPortal, attested_table, poll
 from signed_decisions import sign_decision
 
 from bridge.approval.signing import generate_key
@@ -81,17 +80,8 @@ def test_portal_meets_every_requirement_of_the_protocol(portal, pair, tmp_path):
 @pytest.mark.parametrize("nonce", ["required", "preferred"])
 def test_portal_meets_every_requirement_for_attested_tokens(tmp_path, nonce):
     unused = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
-    (tmp_path / "secret").write_text(f"{secrets.token_hex(20)}\n")
-    (tmp_path / "secret").chmod(0o600)
     with Simulator(vms=["vm_0"], rate_limit=False) as azure:
-        (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
-        attested = {
-            "subscriptions": [azure.machines[0].subscription_id],
-            "secret_file": str(tmp_path / "secret"),
-            "roots_file": str(tmp_path / "roots.pem"),
-            "intermediates_urls": [f"{azure.endpoint}/control/attestation"],
-            "nonce": nonce,
-        }
+        attested = {**attested_table(azure, tmp_path), "nonce": nonce}
         imds = ImdsSettings(endpoint=azure.endpoints["vm_0"], timeout_seconds=10.0)
         with RunningPortal(tmp_path / "portal", agents={"attested": attested}) as portal:
             remote = RemoteSettings(url=portal.url, credential="attested", wait_seconds=3, keys=unused)
@@ -109,7 +99,7 @@ def test_portal_meets_every_requirement_for_attested_tokens(tmp_path, nonce):
     assert others == (set() if nonce == "required" else {Requirement.REPLAYED})
 
 
-def sign_for_all(portal, pair, record, *, kid="ops"):
+def sign_for_all(portal, pair, record):
     content = portal.get(f"/events/{record.event.event_id}/records").content
     printed = io.StringIO()
     with redirect_stdout(printed):
@@ -119,7 +109,7 @@ def sign_for_all(portal, pair, record, *, kid="ops"):
             vm_id=None,
             for_all=True,
             key=pair.private_key_file,
-            kid=kid,
+            kid="ops",
             approver="ada",
             decision="approve",
             reason=None,
@@ -133,8 +123,6 @@ def test_decisions_signed_with_decide_all_reach_each_vm(portal, pair):
     portal.send(*records)
     tokens = sign_for_all(portal, pair, records[0])
     assert requests.post(f"{portal.url}/decisions", json={"decisions": tokens}, timeout=20).ok
-    headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
-    for record in records:
-        url = f"{portal.url}/vms/{record.vm.vm_id.lower()}/decisions?index=0&wait=1"
-        [token] = requests.get(url, headers=headers, timeout=20).json()["decisions"]
+    for vm in range(3):
+        [token] = poll(portal.url, vm)["decisions"]
         assert token in tokens

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from portal_kit import attested_table
 from sqlalchemy import select
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -37,16 +38,7 @@ def azure():
 def processes(azure, database, tmp_path):
     """Return a function that creates the routes of two portal processes."""
     made = []
-    (tmp_path / "secret").write_text("one secret of forty characters, or so, or more\n")
-    (tmp_path / "secret").chmod(0o600)
-    (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
-    (tmp_path / "intermediates.pem").write_bytes(azure.attestation.intermediate_pem)
-    table = {
-        "subscriptions": [azure.machines[0].subscription_id],
-        "secret_file": str(tmp_path / "secret"),
-        "roots_file": str(tmp_path / "roots.pem"),
-        "intermediates_file": str(tmp_path / "intermediates.pem"),
-    }
+    table = attested_table(azure, tmp_path)
 
     def two(**changes):
         settings = msgspec.convert({**table, **changes}, AttestedSettings)

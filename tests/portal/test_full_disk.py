@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import requests
-from fleet_records import fleet_record, vm_id_of
-from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from fleet_records import fleet_record
+from portal_kit import BATCH, RunningPortal, batch, poll
 from signers import Signer
 from small_disk import small_disk
 from waiting import until
-
-AS_AGENT = {"Authorization": f"Bearer {AGENT_TOKEN}"}
 
 
 @pytest.fixture
@@ -24,8 +22,7 @@ def bring(portal, token):
 
 
 def told(portal):
-    url = f"{portal.url}/vms/{vm_id_of(0)}/decisions?index=0&wait=1"
-    return requests.get(url, headers=AS_AGENT, timeout=20).json()["decisions"]
+    return poll(portal.url)["decisions"]
 
 
 def test_decision_is_not_delivered_if_a_full_disk_prevents_its_storage(disk, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import threading
 import time
@@ -16,6 +15,7 @@ import requests
 from attested_fleet import client_at, log_in_at
 from fleet_records import fleet_record
 from page_kit import PASSWORD
+from portal_kit import attested_table
 
 from bridge.imds.client import ImdsClient
 from bridge.portal.users import COOKIE
@@ -114,16 +114,7 @@ def simulator():
 @pytest.fixture
 def tokens(simulator, fleet_of, tmp_path):
     """A fleet that verifies the documents of the simulator."""
-    (tmp_path / "secret").write_text(f"{secrets.token_hex(20)}\n")
-    (tmp_path / "secret").chmod(0o600)
-    (tmp_path / "roots.pem").write_bytes(simulator.attestation.root_pem)
-    (tmp_path / "intermediates.pem").write_bytes(simulator.attestation.intermediate_pem)
-    attested = {
-        "subscriptions": [simulator.machines[0].subscription_id],
-        "secret_file": str(tmp_path / "secret"),
-        "roots_file": str(tmp_path / "roots.pem"),
-        "intermediates_file": str(tmp_path / "intermediates.pem"),
-    }
+    attested = attested_table(simulator, tmp_path)
     with fleet_of(clock=ManualClock(datetime.now(timezone.utc)), agents={"attested": attested}).running() as fleet:
         yield fleet
 

@@ -5,13 +5,13 @@ The hostile VM is the VM with the number 66. vm_0 and vm_1 are honest VMs of the
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN
+from waiting import until
 
 from bridge.approval.decision_token import verify_for_any_vm
 from bridge.clock import format_time
@@ -152,18 +152,16 @@ def test_claimed_label_grants_no_scope_with_an_inventory(fleet_of, tmp_path):
     lines = [f"{vm_id_of(vm)},vm_{vm},West,team=payments" for vm in (0, 1)]
     inventory.write_text("\n".join(["vmId,name,resourceGroup,labels", *lines]), encoding="utf-8")
     with fleet_of(inventory={"file": str(inventory)}).running() as fleet:
-        wait_for(lambda: fleet.report(0, fleet_record(0, labels={})) or fleet.event("A")["groups"])
+
+        def is_loaded():
+            fleet.report(0, fleet_record(0, labels={}))
+            return any(each.startswith("labels.") for each in fleet.event("A")["groups"])
+
+        until(is_loaded)
         assert "labels.team:payments" in fleet.event("A")["groups"]
         fleet.report(HOSTILE, fleet_record(HOSTILE, event_id="B", resources=("vm_66", "vm_0")))
         assert fleet.event("B")["groups"] == ["subscription:s"]
         assert "vm_66" not in fleet.page("sam").text
-
-
-def wait_for(groups, seconds=20):
-    until = time.monotonic() + seconds
-    while not any(each.startswith("labels.") for each in groups()):
-        assert time.monotonic() < until, "the inventory was not loaded"
-        time.sleep(0.1)
 
 
 def test_only_the_vm_whose_command_covers_all_receives_the_approval(fleet):

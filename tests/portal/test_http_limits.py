@@ -10,6 +10,7 @@ import time
 import pytest
 from fleet_records import vm_id_of
 from portal_kit import AGENT_TOKEN, RunningPortal
+from waiting import until
 
 SECONDS = 30.0
 AS_AGENT = f"Authorization: Bearer {AGENT_TOKEN}\r\n"
@@ -90,13 +91,6 @@ def cut_by(portal):
     return metric(portal, "scheduled_events_portal_connections_cut_total ")
 
 
-def wait_for(what, seconds=SECONDS):
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 # The header.
 
 
@@ -110,7 +104,7 @@ def test_endless_header_is_cut_early(portal, client, head):
     while sent < 64 * 1024 * 1024 and client.send(b"y" * 65_536):
         sent += 65_536
     assert sent < 32 * 1024 * 1024  # the buffers of the kernel do not count
-    wait_for(lambda: cut_by(portal) == before + 1)
+    until(lambda: cut_by(portal) == before + 1)
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /api/v1/ev", EVENTS[:-1]])
@@ -130,7 +124,7 @@ def test_half_open_connections_are_closed_and_block_no_client(portal):
         client.send(b"POST /api/v1/records HTTP/1.1\r\n")
     assert portal.get("/events").status_code == 200
     before = cut_by(portal)
-    wait_for(lambda: all(client.is_ended() for client in clients))
+    until(lambda: all(client.is_ended() for client in clients))
     assert cut_by(portal) >= before
     for client in clients:
         client.socket.close()
@@ -162,13 +156,12 @@ def test_slow_body_after_the_response_is_cut(client, length):
 def test_pipelined_request_closes_the_connection(portal):
     before = cut_by(portal)
     poll = f"GET /api/v1/vms/{vm_id_of(0)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n{AS_AGENT}\r\n".encode()
-    held = "scheduled_events_portal_held_polls "
     with Client(portal) as client:
         client.send(poll)
-        wait_for(lambda: metric(portal, held) == 1)
+        until(lambda: portal.held_polls() == 1)
         client.send(EVENTS)
         assert statuses(client.rest()) == []
-    wait_for(lambda: metric(portal, held) == 0)
+    until(lambda: portal.held_polls() == 0)
     assert cut_by(portal) == before + 1
 
 

@@ -16,13 +16,12 @@ from collections import Counter
 import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
-from portal_databases import of_file
-from portal_pair import Pair, bring, poll, say, send
+from portal_databases import audit_fault, of_file
+from portal_kit import poll
+from portal_pair import Pair, bring, say, send
 from portal_process import PortalProcess
 
-from bridge.portal.audit import first_fault
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
 
@@ -162,8 +161,7 @@ def check(fleet):
         while len(agent.told) < len(wanted) and time.monotonic() < until:
             time.sleep(0.05)
         assert agent.told == wanted  # each once and in order
-    total = fleet.store.read(count)
-    assert fleet.store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+    assert audit_fault(fleet.store) is None
 
 
 ROUNDS = [

@@ -9,12 +9,11 @@ from threading import Barrier
 from fleet_records import fleet_record, vm_id_of
 from msgspec.structs import replace
 from page_kit import Page
+from portal_databases import audit_fault
 from portal_users import csrf_token_of
 
 from bridge.approval.decision_token import verify_for_any_vm
 from bridge.config.trusted_keys import TrustedKey
-from bridge.portal.audit import first_fault
-from bridge.portal.store.audit import all_entries, count
 
 WAVE = "Freeze|westeurope|2026-11-20T11"
 EVENTS, VMS = 48, 212
@@ -69,8 +68,7 @@ def test_concurrent_holds_of_a_wave_have_one_audit_entry_per_user(fleet_of, data
         for vm in (0, 100, VMS - 1):
             assert set(verdicts_of(fleet, vm)) == {"hold"}
     store = database.store()
-    total = store.read(count)
-    assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+    assert audit_fault(store) is None
 
 
 def test_concurrent_approval_and_hold_never_result_in_an_approval(fleet_of):

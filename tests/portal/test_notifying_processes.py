@@ -15,6 +15,7 @@ from portal_kit import RunningPortal
 from portal_pair import send
 from portal_process import PortalProcess
 from slow_peer import SlowPeer
+from waiting import until
 from webhook_receiver import ORIGIN, WebhookReceiver
 
 from bridge.portal.schema import notifications
@@ -44,13 +45,6 @@ def _rows(store):
     return store.read(lambda connection: connection.execute(notifications.select()).all())
 
 
-def _wait_until(condition):
-    until = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_killed_process_loses_no_notification(tmp_path, database, rounds):
     store, chance = database.store(), random.Random(7)
@@ -77,14 +71,14 @@ def test_a_killed_process_loses_no_notification(tmp_path, database, rounds):
                 if number % 3 == 0:  # the webhook has the notification, and the portal has no answer
                     assert requested.wait(WAIT_SECONDS)
                 elif number % 3 == 1:  # the portal has just stored the notification
-                    _wait_until(lambda count=number + 1: len(_rows(store)) == count)
+                    until(lambda count=number + 1: len(_rows(store)) == count)
                 else:
                     time.sleep(chance.uniform(0, 2.5))
                 process.kill()
                 requested.clear()
                 store.write(lambda connection: connection.execute(notifications.update().values(due_at="2026")))
                 process.start()
-                _wait_until(lambda count=number + 1: len([row for row in _rows(store) if row.is_done]) == count)
+                until(lambda count=number + 1: len([row for row in _rows(store) if row.is_done]) == count)
                 process.kill()
                 while not receiver.received.empty():
                     headers, body = receiver.received.get()
@@ -104,7 +98,7 @@ def test_two_portals_send_each_notification_once(tmp_path, database):
         with RunningPortal(tmp_path / "one", **tables) as one, RunningPortal(tmp_path / "other", **tables):
             for number in range(20):
                 one.send(*_announced(f"E-{number}", number + 1))
-            _wait_until(lambda: [row.is_done for row in _rows(store)] == [True] * 20)
+            until(lambda: [row.is_done for row in _rows(store)] == [True] * 20)
         assert sorted(each["data"]["event_id"] for each in receiver.bodies()) == sorted(f"E-{n}" for n in range(20))
 
 
@@ -115,8 +109,8 @@ def test_a_silent_webhook_delays_neither_records_nor_the_stop(tmp_path, database
         tables["notify"].append({"name": "silent", "url": peer.url})
         with RunningPortal(tmp_path, **tables) as portal:
             portal.send(*_announced("A", 1))
-            _wait_until(lambda: peer.accepted)
+            until(lambda: peer.accepted)
             portal.send(*_announced("B", 2))
             assert receiver.received.get(timeout=WAIT_SECONDS)
-            _wait_until(lambda: 'notifications_total{result="sent",target="ops"} ' in portal.metrics())
+            until(lambda: 'notifications_total{result="sent",target="ops"} ' in portal.metrics())
     peer.close()

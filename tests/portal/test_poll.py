@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,7 @@ import requests
 from fleet_records import fleet_record, vm_id_of
 from portal_kit import AGENT_TOKEN, RunningPortal
 from signers import Signer
+from waiting import until
 
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
 from bridge.clock import Clock
@@ -53,18 +52,6 @@ def brought(portal, *tokens):
     return [each["index"] for each in answer.json()["decisions"]]
 
 
-def held_polls(portal):
-    [line] = [line for line in portal.metrics().splitlines() if line.startswith("scheduled_events_portal_held_polls ")]
-    return float(line.rpartition(" ")[2])
-
-
-def wait_until_held(portal, count, seconds=20):
-    until = time.monotonic() + seconds
-    while held_polls(portal) != count:
-        assert time.monotonic() < until, f"{held_polls(portal)} polls are held, not {count}"
-        time.sleep(0.02)
-
-
 def test_poll_with_index_0_returns_immediately_without_decisions(portal):
     answer = ask(portal)
     assert answer.status_code == 200
@@ -85,7 +72,7 @@ def test_held_poll_returns_only_for_a_decision_of_its_vm(portal, signer):
     with ThreadPoolExecutor(2) as pool:
         mine = pool.submit(ask, portal, index=1, wait=30)
         others = pool.submit(ask, portal, vm_id_of(1), index=1, wait=3)
-        wait_until_held(portal, 2)
+        until(lambda: portal.held_polls() == 2)
         began = time.monotonic()
         token = signer.sign()
         brought(portal, token)
@@ -189,7 +176,7 @@ def test_stop_completes_held_polls_within_five_seconds(tmp_path):
     running = RunningPortal(tmp_path).start()
     with ThreadPoolExecutor(30) as pool:
         waiting = [pool.submit(ask, running, vm_id_of(vm), index=1, wait=600, timeout=60) for vm in range(30)]
-        wait_until_held(running, 30)
+        until(lambda: running.held_polls() == 30)
         began = time.monotonic()
         running.stop()
         assert time.monotonic() - began < 5
@@ -198,31 +185,11 @@ def test_stop_completes_held_polls_within_five_seconds(tmp_path):
     assert all(answer.json()["decisions"] == [] for answer in answers)
 
 
-def test_poll_of_a_disconnected_client_is_released(portal):
-    held = []
-    for number in range(20):
-        client = socket.create_connection(portal.portal.address, timeout=20)
-        if number % 2:  # close with a reset
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.sendall(
-            f"GET /api/v1/vms/{vm_id_of(number)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n"
-            f"Authorization: Bearer {AGENT_TOKEN}\r\n\r\n".encode()
-        )
-        held.append(client)
-    wait_until_held(portal, 20)
-    for client in held:
-        client.close()
-    wait_until_held(portal, 0)
-
-
 def test_excess_polls_of_one_vm_complete_the_oldest_polls(portal):
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(ask, portal, index=1, wait=600, timeout=60) for _ in range(6)]
-        until = time.monotonic() + 20
-        while sum(each.done() for each in waiting) < 2 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert sum(each.done() for each in waiting) == 2
-        assert held_polls(portal) == 4
+        until(lambda: sum(each.done() for each in waiting) == 2)
+        assert portal.held_polls() == 4
         portal.stop()
         assert {each.result(20).status_code for each in waiting} == {200}
 
@@ -271,14 +238,12 @@ def test_concurrent_decisions_have_consecutive_indexes_and_reach_every_poll(port
     for agent in agents:
         agent.start()
     tokens = {vm: [signer.sign(vm_id_of(vm)) for _ in range(3)] for vm in seen}
+    every = [token for of_vm in tokens.values() for token in of_vm]
+    batches = [every[start::12] for start in range(12)]  # each for five VMs
     with ThreadPoolExecutor(4) as pool:
-        numbers = list(
-            pool.map(lambda token: brought(portal, token)[0], [token for of_vm in tokens.values() for token in of_vm])
-        )
+        numbers = [number for found in pool.map(lambda batch: brought(portal, *batch), batches) for number in found]
     assert sorted(numbers) == list(range(2, 62))
-    until = time.monotonic() + 30
-    while any(len(seen[vm]) < 3 for vm in seen) and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: all(len(found) >= 3 for found in seen.values()))
     stop.set()
     for agent in agents:
         agent.join()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 
 import doc_pages
 import pytest
@@ -13,8 +12,9 @@ import requests
 from click.testing import CliRunner
 from fleet_records import fleet_record
 from portal_databases import LOCKED, Database
-from portal_kit import RunningPortal, portal_table
-from portal_pair import Pair, bring, poll, send
+from portal_kit import RunningPortal, poll, portal_table
+from portal_pair import Pair, bring, send
+from waiting import until
 
 from bridge.cli.commands import commands
 from bridge.errors import BridgeError
@@ -47,13 +47,6 @@ def run(*words, **more):
     if done.exception is not None:
         raise done.exception
     return done
-
-
-def wait_until(condition, seconds=60):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def ready(portal):
@@ -92,16 +85,16 @@ def test_portal_reports_a_database_outage_and_recovers(tmp_path, postgresql, cap
                 token = pair.signer.sign()
                 assert bring(one.url, token).status_code == 503
                 assert poll(one.url, index=index, wait=1)["decisions"] == []
-                wait_until(lambda: "No agent gets new decisions." in caplog.text)
-                wait_until(lambda: "arrive up to one second late" in caplog.text)
+                until(lambda: "No agent gets new decisions." in caplog.text)
+                until(lambda: "arrive up to one second late" in caplog.text)
             finally:
                 postgresql.start()
-            wait_until(lambda: ready(one)[0] == 200)
+            until(lambda: ready(one)[0] == 200, seconds=60)
             assert send(one.url, [fleet_record(0)]).status_code == 204
             assert bring(one.url, token).status_code == 200
             assert poll(one.url, index=index, wait=30)["decisions"] == [token]
-            wait_until(lambda: "Agents get new decisions again." in caplog.text)
-            wait_until(lambda: "arrive immediately again" in caplog.text)
+            until(lambda: "Agents get new decisions again." in caplog.text, seconds=60)
+            until(lambda: "arrive immediately again" in caplog.text, seconds=60)
 
 
 # The password.

@@ -7,15 +7,16 @@ from datetime import timedelta
 from fleet_records import NOW, fleet_record, stream_id_of
 from fold_kit import ARRIVAL, add, all_events
 from msgspec.structs import replace
+from portal_databases import audit_fault
 from sqlalchemy import func, select
 
 from bridge.clock import format_time
 from bridge.events.record import Transition
-from bridge.portal.audit import Entry, first_fault
+from bridge.portal.audit import Entry
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import decisions, event_vms, records, verdicts, vms
 from bridge.portal.settings import LimitSettings
-from bridge.portal.store.audit import add_entries, all_entries, count
+from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.retention import delete_old, trim_vms
@@ -38,8 +39,7 @@ def test_old_records_and_events_are_deleted_and_the_audit_still_verifies(store):
     assert rounds > 1
     assert [event.event.event_id for event in all_events(store).values()] == ["new"]
     assert (rows(store, records), rows(store, vms), rows(store, event_vms)) == (1, 1, 1)
-    total = store.read(count)
-    assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+    assert audit_fault(store) is None
 
 
 def test_decisions_and_verdicts_of_deleted_events_are_deleted(store):

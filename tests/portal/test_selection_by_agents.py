@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 
 import pytest
 from page_kit import Office
 from portal_kit import AGENT_TOKEN
+from waiting import until
 
 from bridge.clock import REAL_CLOCK
 from bridge.testing import EventSpec, Simulator
@@ -61,14 +61,6 @@ def run_agent(stack, directory, azure, office):
     stack.callback(agent.terminate)
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + WITHIN_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
-
-
 def test_selection_of_20_events_results_in_one_start_requests_per_event(tmp_path):
     with ExitStack() as stack:
         office = stack.enter_context(Office(tmp_path, clock=REAL_CLOCK))
@@ -84,13 +76,13 @@ def test_selection_of_20_events_results_in_one_start_requests_per_event(tmp_path
             found = office.portal.get("/events?state=open").json()["events"]
             return found if len(found) == EVENTS and "0 agents disconnected 0 agents would not" in counts else None
 
-        events = wait_until(whole)
-        wait_until(lambda: f"{EVENTS} connected" in ann.page("/agents").text)
+        events = until(whole, WITHIN_SECONDS)
+        until(lambda: f"{EVENTS} connected" in ann.page("/agents").text, WITHIN_SECONDS)
         query = "&".join(f"event={each['key']}" for each in events)
         answer = ann.submit(f"/decide?verdict=approve&{query}", "approve", reason="month end")
         assert answer.status_code in {200, 303}, answer.text
-        wait_until(lambda: all(azure.world.approvals for azure in clouds))
-        wait_until(lambda: f"{EVENTS} started" in ann.page("/").text)
+        until(lambda: all(azure.world.approvals for azure in clouds), WITHIN_SECONDS)
+        until(lambda: f"{EVENTS} started" in ann.page("/").text, WITHIN_SECONDS)
         assert [len(azure.world.approvals) for azure in clouds] == [1] * EVENTS
         assert len({azure.world.approvals[0].event_id for azure in clouds}) == EVENTS
         entries = office.portal.get("/audit").json()["entries"]

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
-from portal_pair import Pair, bring, poll, say, send
+from portal_databases import audit_fault
+from portal_kit import poll
+from portal_pair import Pair, bring, say, send
+from waiting import until
 
-from bridge.portal.audit import first_fault
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.users import COOKIE
 
@@ -34,23 +35,12 @@ def portals(pair):
         yield one, other
 
 
-def wait_until(condition, seconds=30):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def held_polls(portal):
-    return "scheduled_events_portal_held_polls 0.0" not in portal.metrics()
-
-
 def seconds_to_wake(portal, decide):
     """Return the seconds until a poll at *portal* returns the decision of *decide*."""
     index = poll(portal.url)["index"]
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(poll, portal.url, index=index, wait=60)
-        wait_until(lambda: held_polls(portal))
+        until(portal.held_polls)
         token = decide()
         began = time.monotonic()
         assert held.result(60)["decisions"] == [token]
@@ -81,7 +71,7 @@ def test_closed_listen_connection_loses_no_decision(portals, pair, postgresql, p
     one, other = portals
     name = postgresql_database.name
     for _ in range(3):
-        wait_until(lambda: len(postgresql.sql(name, LISTENS)) == 2)
+        until(lambda: len(postgresql.sql(name, LISTENS)) == 2)
 
         def decide():
             assert cut(name, postgresql) == 2
@@ -129,7 +119,7 @@ def test_decisions_wait_for_uncommitted_lower_indexes(portals, pair, postgresql_
     index = poll(one.url)["index"]
     with ThreadPoolExecutor(4) as pool:
         polls = [pool.submit(poll, portal.url, index=index, wait=60) for portal in portals]
-        wait_until(lambda: held_polls(one) and held_polls(other))
+        until(lambda: one.held_polls() and other.held_polls())
         first = pool.submit(store.write, hold)
         assert taken.wait(30)
         second = pool.submit(bring, other.url, quick)
@@ -161,7 +151,7 @@ def test_approvals_at_two_processes_reach_agents_at_one_process(tmp_path, postgr
         assert send(other.url, [fleet_record(1)]).status_code == 204
         index = poll(other.url)["index"]
         held = [pool.submit(poll, other.url, vm, index=index, wait=60, kids=["p1"]) for vm in (0, 1)]
-        wait_until(lambda: held_polls(other))
+        until(other.held_polls)
 
         first = say(one.url, "ann", "approve", key=KEY, digest=digest(one))
         assert (first.status_code, first.json()["outcome"], first.json()["needed"]) == (201, "waiting", 1)
@@ -173,7 +163,7 @@ def test_approvals_at_two_processes_reach_agents_at_one_process(tmp_path, postgr
             assert answer.status_code == 201 or "No agent would follow an approval" in answer.text, answer.text
             return answer.status_code == 201 and answer.json()["outcome"] == "approved"
 
-        wait_until(approved)
+        until(approved)
         for each in held:
             assert len(each.result(60)["decisions"]) == 1
         headers = {"Cookie": f"{COOKIE}=session-of-ann"}
@@ -181,8 +171,7 @@ def test_approvals_at_two_processes_reach_agents_at_one_process(tmp_path, postgr
         assert page.status_code == 200
         assert fleet_record(1).vm.name in page.text
     store = postgresql_database.store()
-    total = store.read(count)
-    assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+    assert audit_fault(store) is None
 
 
 def follow(portal, count):

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
 import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
-from page_kit import QUICK_HASH
-from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
-from portal_users import local_user, session_headers, start_session
+from page_kit import PEOPLE, Office
+from portal_users import session_headers, start_session
 
 from bridge.approval.decision_token import verify
-from bridge.approval.signing import generate_key
-from bridge.clock import utc_now
+from bridge.clock import REAL_CLOCK, utc_now
 from bridge.config.trusted_keys import TrustedKey
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.settings import database_file, read
-from bridge.portal.store.database import Store
-from bridge.portal.store.users import put_user
 
 KEY = key_of_event_id("A")
 
 
-class Office:
-    """A portal with the users Ann, Bob, and Vic, and their session cookies and CSRF tokens."""
-
-    def __init__(self, directory, **people):
-        pair = generate_key(directory / "portal.key")
-        self.public = TrustedKey(kid="p1", approver="portal", public_key_file=str(pair.public_key_file))
-        tables = {"signing": {"kid": "p1", "private_key_file": str(pair.private_key_file)}, "people": people}
-        store = Store.of_file(database_file(read(portal_table(directory / "state"))))
-        store.migrate()
-        for name, role in (("ann", "approver"), ("bob", "approver"), ("vic", "viewer")):
-            store.write(put_user, local_user(name, role, password_hash=QUICK_HASH))
-            start_session(store, name)
-        store.close()
-        self.portal = RunningPortal(directory / "state", **tables)
+class Api(Office):
+    """Requests of Ann, Bob, and Vic with their session cookies and CSRF tokens."""
 
     def headers(self, name):
-        origin = self.portal.url.removesuffix("/api/v1")
-        return {**session_headers(name), "Origin": origin}
+        return {**session_headers(name), "Origin": self.origin}
 
     def say(self, name, verdict, *, digest=None, key=KEY, headers=None, **more):
         body = {"verdict": verdict, "digest": digest or self.digest(key), **more}
@@ -51,16 +32,9 @@ class Office:
     def digest(self, key=KEY):
         return self.portal.get(f"/events/{key}").json()["event"]["digest"]
 
-    def poll(self, vm, *, index=0, wait=1, header=None):
-        headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
-        if header is not None:
-            headers["Scheduled-Events-Agent"] = json.dumps(header)
-        url = f"{self.portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
-        return requests.get(url, headers=headers, timeout=wait + 20).json()
-
     def told(self, vm):
         """Verify the decisions for *vm* as its agent does, and return the verdicts."""
-        keys = [self.public]
+        keys = [TrustedKey(kid="p1", approver="portal", public_key_file=str(self.public_key_file))]
         found = self.poll(vm)["decisions"]
         past = utc_now().replace(year=2020)
         claims = [verify(each, keys=keys, audience=vm_id_of(vm), now=utc_now(), created_at=past) for each in found]
@@ -69,8 +43,10 @@ class Office:
 
 @pytest.fixture
 def office(tmp_path):
-    office = Office(tmp_path)
-    with office.portal:
+    office = Api(tmp_path, clock=REAL_CLOCK)
+    for name, _, _ in PEOPLE:
+        start_session(office.store, name)
+    with office:
         office.portal.send(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
         yield office
 
@@ -107,11 +83,11 @@ def test_hold_reaches_every_vm_of_the_group_and_blocks_approvals(connected):
 
 
 def test_approval_that_no_agent_would_follow_is_rejected_with_each_reason(office):
-    office.poll(0, header={"version": "1", "kids": ["other"]})
+    office.poll(0, version="1", kids=["other"])
     answer = office.say("ann", "approve")
     assert answer.status_code == 409
     assert "vm_0 does not trust the key p1; vm_1 has never polled for decisions" in answer.json()["error"]
-    office.poll(1, header={"kids": ["p1"], "dry_run": False})
+    office.poll(1, kids=["p1"], dry_run=False)
     assert office.say("ann", "approve").json()["sent_to"] == [vm_id_of(1)]
 
 
@@ -169,7 +145,8 @@ def test_verdict_on_a_recommendation_is_rejected_and_the_page_shows_the_reason(c
     answer = connected.say("ann", verdict, key=key_of_event_id("R"))
     assert answer.status_code == 409
     assert "acknowledging a recommendation has no effect" in answer.json()["error"]
-    site = connected.portal.url.removesuffix("/api/v1")
-    page = requests.get(f"{site}/events/{key_of_event_id('R')}", headers=connected.headers("ann"), timeout=20)
+    page = requests.get(
+        f"{connected.origin}/events/{key_of_event_id('R')}", headers=connected.headers("ann"), timeout=20
+    )
     assert "acknowledging a recommendation has no effect" in page.text
     assert 'value="approve"' not in page.text
