@@ -62,10 +62,10 @@ def convert(
 
     If the table is invalid, add the errors to *problems* and return None.
 
-    If each key is valid by itself, the function calls the constructor of *struct*. A ValueError or TypeError of the
-    constructor means that the keys are invalid in combination, and becomes a mistake of the table. *stricter* contains
-    the types of fields that are stricter than the declared types. The constructor is called even if a value of such a
-    field is invalid, because it does not depend on optional fields with a stricter type.
+    The constructor of *struct* checks the keys in combination. Its ValueError becomes a mistake of the table. If a key
+    is invalid by itself, the constructor gets the unconverted value. A TypeError or AttributeError then has no meaning,
+    because the check might have used this value. *stricter* contains the types of fields that are stricter than the
+    declared types.
     """
     before = len(problems)
     if not isinstance(table, Mapping):
@@ -82,15 +82,14 @@ def convert(
     for name in [each for each in wanted if each in table]:
         known = len(problems)
         value = _convert_value(table[name], wanted[name], join(path, name), problems)
-        if len(problems) == known:
-            values[name] = value
-    made = None
-    invalid = (wanted.keys() & table.keys()) - values.keys()
-    if values.keys() >= set(required) and invalid <= stricter.keys():
+        values[name] = value if len(problems) == known else table[name]
+    made, is_valid = None, len(problems) == before
+    if values.keys() >= set(required):
         try:
             made = struct(**values)
-        except (ValueError, TypeError, BridgeError) as exc:
-            problems.quote(path, str(exc) or type(exc).__name__)
+        except (ValueError, TypeError, AttributeError, BridgeError) as exc:
+            if is_valid or isinstance(exc, ValueError | BridgeError):
+                problems.quote(path, str(exc) or type(exc).__name__)
     for key in table:
         if key not in wanted:
             problems.unknown(path, key, tuple(wanted))

@@ -41,11 +41,26 @@ def test_all_mistakes_are_reported_at_once():
     text = "\n".join(found)
     for part in (
         "server.listen is",
+        "cert_file and key_file belong together",
         "Unknown key `operator.lisen`. Did you mean 'listen'?",
         "Unknown key `agents.token`.",
     ):
         assert part in text
     assert "s3cret" not in text
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ({"limits": {"open_events": 0}}, ["limits.open_events is 0", "[[notify]] needs people.origin"]),
+        ({"people": {"idle_minutes": 0}}, ["people.idle_minutes is 0"]),  # no value of `origin` to check
+        ({"people": {"idle_minutes": 0, "proxy_header": "X-User"}}, ["people.idle_minutes", "proxy_header needs"]),
+    ],
+)
+def test_keys_are_checked_in_combination_even_if_another_key_is_invalid(table, found):
+    mistakes = mistakes_of({**AGENTS, "notify": [{"name": "ops", "url": "https://example.net/hook"}], **table})
+    assert len(mistakes) == len(found)
+    assert all(part in mistake for part, mistake in zip(found, mistakes, strict=True))
 
 
 @pytest.mark.parametrize("table", [{"cert_file": "a"}, {"key_file": "a"}])
