@@ -1,5 +1,4 @@
 import threading
-from datetime import datetime, timezone
 
 import pytest
 from waiting import until
@@ -7,7 +6,6 @@ from waiting import until
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
 from bridge.outbox import records
-from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.testing import ManualClock
 
@@ -19,21 +17,16 @@ class Service:
 
     def __init__(self, failure=None):
         self.failure = failure
-        self.asked = threading.Semaphore(0)
 
     def identity(self):
-        self.asked.release()
         if self.failure is not None:
             raise self.failure
         return ME
 
 
 @pytest.fixture
-def outbox(tmp_path):
-    made = Outbox(tmp_path, boot_id="boot-1")
-    assert made.wait_loaded(30)
-    yield made
-    made.close()
+def outbox(kit):
+    return kit.open(sinks=())
 
 
 @pytest.fixture
@@ -128,23 +121,13 @@ def test_identity_that_arrives_after_the_start_timeout_is_used(outbox):
 
 
 @pytest.fixture
-def after_boot(tmp_path):
-    """An outbox whose identity was stored under an earlier boot, and its stored identity."""
-    before = Outbox(tmp_path / "stored", boot_id="boot-1")
-    assert before.wait_loaded(30)
+def after_boot(kit):
+    """Store the identity under an earlier boot. Return a function that opens the outbox under the next boot."""
+    before = kit.open(sinks=())
     before.identify(ME)
-    before.change(records.save_liveness, last_good_at=datetime.now(timezone.utc), boot_id="boot-1")
+    before.change(records.save_liveness, last_good_at=kit.time, boot_id="boot-1")
     before.close()
-    made = []
-
-    def open_it(**options):
-        made.append(Outbox(tmp_path / "stored", **{"boot_id": "boot-2", **options}))
-        assert made[-1].wait_loaded(30)
-        return made[-1]
-
-    yield open_it
-    for each in made:
-        each.close()
+    return lambda **options: kit.open(sinks=(), **{"boot_id": "boot-2", **options})
 
 
 def started(service, outbox, configured=VmIdentity(), **options):  # noqa: B008  # frozen
@@ -201,17 +184,10 @@ def test_response_after_the_stop_is_ignored(outbox):
     assert outbox.read(lambda state: state.vm) is None
 
 
-def test_identity_without_a_vm_id_confirms_no_stored_state(tmp_path):
-    outbox = Outbox(tmp_path, boot_id="boot-1")
-    assert outbox.wait_loaded(30)
-    outbox.identify(ME)
-    assert outbox.close()
-    outbox = Outbox(tmp_path, boot_id="boot-2")
-    assert outbox.wait_loaded(30)
-    service = Service()
+def test_identity_without_a_vm_id_confirms_no_stored_state(after_boot):
+    outbox, service = after_boot(), Service()
     service.identity = lambda: VmIdentity(name="vm_1")
     resolver = IdentityResolver(service, outbox, VmIdentity())
     resolver.start()
     assert (outbox.is_trusted, resolver.is_found, resolver.vm.name) == (False, False, "vm_1")
     resolver.stop()
-    outbox.close()

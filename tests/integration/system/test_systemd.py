@@ -6,14 +6,7 @@ import socket
 import pytest
 
 from bridge.system.systemd import SystemdNotifier
-
-
-class Clock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
+from bridge.testing import ManualClock
 
 
 @pytest.fixture
@@ -67,11 +60,11 @@ def test_vm_name_cannot_inject_notify_messages(manager, notifier_of):
 
 
 def test_watchdog_is_fed_three_times_per_interval(manager, notifier_of):
-    clock = Clock()
-    notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9000000"}, clock)
-    for second in range(10):
-        clock.seconds = float(second)
+    clock = ManualClock()
+    notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9000000"}, clock.monotonic)
+    for _ in range(10):
         notifier.alive()
+        clock.advance(1)
     assert heard(manager) == [["WATCHDOG=1"]] * 4
 
 
