@@ -15,7 +15,8 @@ from bridge.testing.simulator.errors import SimulatorError, UnknownEvent, WrongR
 from bridge.testing.simulator.events import EventSpec
 from bridge.testing.simulator.faults import Fault
 from bridge.testing.simulator.machines import Machine
-from bridge.testing.simulator.scenario import Scenario, load_scenario, parse_scenario, scenario_names
+from bridge.testing.simulator.scenario import load_scenario, scenario_names
+from bridge.testing.simulator.scenario_file import Scenario, parse_scenario
 from bridge.testing.simulator.server import Simulator
 from bridge.testing.simulator.serving import describe_change, serve
 from bridge.testing.simulator.world import ApprovalReceived, Change, World

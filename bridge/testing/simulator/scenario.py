@@ -6,35 +6,14 @@ The built-in scenarios are TOML files next to this module. They have the same fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from bridge.errors import ScenarioError
-from bridge.testing.simulator.scenario_file import Step, parse_steps
-from bridge.testing.simulator.world import World
+from bridge.testing.simulator.scenario_file import Scenario, parse_scenario
 from bridge.text import nearest
 
 _SUFFIX = ".toml"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """A list of steps in the order of their times."""
-
-    name: str
-    description: str = ""
-    demo_speed: float = 1.0
-    """The recommended speed for a demo, at which the scenario takes a few seconds."""
-    steps: tuple[Step, ...] = ()
-
-    def play(self, world: World) -> None:
-        """Schedule every step in *world*, relative to the current time."""
-        start = world.seconds()
-        ids: dict[str, str] = {}
-        for step in self.steps:
-            world.schedule(start + step.at_seconds, partial(step.apply, world, ids))
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -61,12 +40,3 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     except (OSError, UnicodeDecodeError) as exc:
         raise ScenarioError(f"Scenario file {text!r} cannot be read: {exc}. It must be a UTF-8 text file.") from exc
     return parse_scenario(content, name=path.stem)
-
-
-def parse_scenario(text: str, *, name: str) -> Scenario:
-    """Return the scenario in the TOML *text*.
-
-    Raises ScenarioError with one line for each error in *text*.
-    """
-    description, demo_speed, steps = parse_steps(text, name=name)
-    return Scenario(name=name, description=description, demo_speed=demo_speed, steps=steps)

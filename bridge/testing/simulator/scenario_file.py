@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -44,11 +45,6 @@ ONE_VM = "{vm}"
 EVERY_VM = "{vms}"
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    description: str = ""
-    demo_speed: Annotated[float, msgspec.Meta(ge=0.001, le=1e9)] = 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A change to the simulated Azure at a specific time in the scenario."""
@@ -60,6 +56,26 @@ class Step:
     """The name of the event that the step adds."""
     uses: str = ""
     """The name of the event that the step changes."""
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    description: str = ""
+    demo_speed: Annotated[float, msgspec.Meta(ge=0.001, le=1e9)] = 1.0
+    """The recommended speed for a demo, at which the scenario takes a few seconds."""
+
+
+class Scenario(_Header, frozen=True, kw_only=True):
+    """A list of steps in the order of their times."""
+
+    name: str
+    steps: tuple[Step, ...] = ()
+
+    def play(self, world: World) -> None:
+        """Schedule every step in *world*, relative to the current time."""
+        start = world.seconds()
+        ids: dict[str, str] = {}
+        for step in self.steps:
+            world.schedule(start + step.at_seconds, partial(step.apply, world, ids))
 
 
 class _Add(EventSpec, frozen=True, kw_only=True):
@@ -116,10 +132,8 @@ def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
     return msgspec.structs.replace(spec, resources=tuple(names), description=description)
 
 
-def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
-    """Return the description, the demo speed, and the steps in *text*.
-
-    The steps are in the order of their times.
+def parse_scenario(text: str, *, name: str) -> Scenario:
+    """Return the scenario in the TOML *text*.
 
     Raises ScenarioError with one line for each error and its position.
     """
@@ -133,7 +147,7 @@ def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
     header = convert(values, _Header, "", problems)
     if header is None or problems.sentences:
         raise ScenarioError("\n".join(problems.sentences))
-    return header.description, header.demo_speed, steps
+    return Scenario(name=name, steps=steps, **msgspec.structs.asdict(header))
 
 
 def _read_steps(tables: object, problems: Problems) -> tuple[Step, ...]:
@@ -151,39 +165,28 @@ def _read_step(table: Mapping[str, Any], path: str, problems: Problems) -> Step 
     if len(verbs) != 1:
         problems.quote(path, _wrong_verbs(verbs, table))
         return None
-    made: Any = convert(table, _STRUCTS[verbs[0]], path, problems)
-    if isinstance(made, _Add):
-        return _add(made, path, problems)
-    if isinstance(made, _Update):
-        return _update(made, table, path, problems)
-    if isinstance(made, _Fault):
-        fault = Fault(kind=made.fault, **{name: getattr(made, name) for name in FaultDetails.__struct_fields__})
+    (verb,) = verbs
+    made: Any = convert(table, _STRUCTS[verb], path, problems)
+    if made is None:
+        return None
+    value = getattr(made, verb)
+    if verb == "fault":
+        fault = Fault(kind=value, **{name: getattr(made, name) for name in FaultDetails.__struct_fields__})
         return Step(at_seconds=made.at, apply=lambda world, _ids: world.set_fault(fault))
-    if isinstance(made, _Reset):
-        return Step(at_seconds=made.at, apply=lambda world, _ids: world.reset_incarnation(made.reset_incarnation))
-    return None if made is None else _on_event(made, verbs[0])
-
-
-def _on_event(made: _OnEvent, verb: str) -> Step:
-    name: str = getattr(made, verb)
-    return Step(at_seconds=made.at, uses=name, apply=lambda world, ids: _EVENT_VERBS[verb](world, _event_id(ids, name)))
-
-
-def _add(added: _Add, path: str, problems: Problems) -> Step:
-    _check_resources(added.resources or (), path, problems)
-    spec = EventSpec(**{name: getattr(added, name) for name in EventSpec.__struct_fields__})
-
-    def add(world: World, ids: dict[str, str]) -> None:
-        ids[added.add] = world.add_event(placed(spec, world.vm_names))
-
-    return Step(at_seconds=added.at, adds=added.add, apply=add)
-
-
-def _update(made: _Update, table: Mapping[str, Any], path: str, problems: Problems) -> Step:
-    name, changes = made.update, changes_in(made, table)
-    if not changes:
+    if verb == "reset_incarnation":
+        return Step(at_seconds=made.at, apply=lambda world, _ids: world.reset_incarnation(value))
+    if verb == "add":
+        _check_resources(made.resources or (), path, problems)
+        return Step(at_seconds=made.at, adds=value, apply=partial(_add, made))
+    changes = changes_in(made, table) if verb == "update" else {}
+    if verb == "update" and not changes:
         problems.quote(path, "an update changes at least one field, for example notice_seconds or duration_seconds.")
-    return Step(at_seconds=made.at, uses=name, apply=lambda world, ids: world.update(_event_id(ids, name), **changes))
+    act: Callable[[World, str], object] = _EVENT_VERBS.get(verb) or partial(World.update, **changes)
+    return Step(at_seconds=made.at, uses=value, apply=lambda world, ids: act(world, _event_id(ids, value)))
+
+
+def _add(added: _Add, world: World, ids: dict[str, str]) -> None:
+    ids[added.add] = world.add_event(placed(added, world.vm_names))
 
 
 def _event_id(ids: Mapping[str, str], name: str) -> str:

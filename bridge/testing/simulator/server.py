@@ -34,7 +34,8 @@ from bridge.testing.simulator.faulty_answers import answer_with_fault, status_of
 from bridge.testing.simulator.http_server import Connection, HttpServer
 from bridge.testing.simulator.imds_api import ImdsApi, RateLimit, Request, error, target_of, too_many_requests
 from bridge.testing.simulator.machines import Machine
-from bridge.testing.simulator.scenario import Scenario, load_scenario
+from bridge.testing.simulator.scenario import load_scenario
+from bridge.testing.simulator.scenario_file import Scenario
 from bridge.testing.simulator.world import World
 
 if TYPE_CHECKING:
