@@ -39,7 +39,7 @@ from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.health.serving import Serving
 from bridge.http.lean_requests import import_requests
-from bridge.imds.client import attested_tokens, client_of
+from bridge.imds.client import ImdsClient, attested_tokens
 from bridge.impact.downtime import Stamp, downtime_after, read_stamp, stamp_stop, write_stamp
 from bridge.impact.sampler import Sampler
 from bridge.logs import ThrottledLog
@@ -102,7 +102,7 @@ class Agent:
             has_portal=settings.approval is not None and settings.approval.remote is not None,
             claim=self._lock.claim,
         )
-        self.imds = client_of(settings.imds)
+        self.imds = ImdsClient(settings.imds)
         self.identity = IdentityResolver(self.imds, self.outbox, settings.vm)
         self._sampler = Sampler(on_pause=self.metrics.paused)
         self.poller = Poller(
@@ -347,7 +347,7 @@ class Agent:
         If no thread can start, the method keeps the old client and raises RuntimeError.
         """
         settings = self._settings
-        imds = client_of(settings.imds)
+        imds = ImdsClient(settings.imds)
         imds.answered_at = self.imds.answered_at
         self.identity.stop(timeout_seconds=CUT_SECONDS)
         identity = IdentityResolver(imds, self.outbox, settings.vm)

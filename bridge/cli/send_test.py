@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 
 import click
+import msgspec
 
 from bridge.cli.terminal import say
 from bridge.clock import format_time, utc_now
@@ -17,7 +18,7 @@ from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.events.record import Transition, TransitionRecord, record_id, transition_key
 from bridge.exit_codes import ExitCode
-from bridge.imds.client import attested_document, attested_tokens, client_of
+from bridge.imds.client import ImdsClient, attested_document, attested_tokens
 from bridge.sink import AttestedTokens
 from bridge.testing.records import sample_event, sample_record
 
@@ -56,7 +57,8 @@ def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens
 
 def _identity(settings: Settings) -> VmIdentity:
     try:
-        with closing(client_of(settings.imds, at_most_seconds=_IDENTITY_SECONDS)) as imds:
+        seconds = min(settings.imds.timeout_seconds, _IDENTITY_SECONDS)
+        with closing(ImdsClient(msgspec.structs.replace(settings.imds, timeout_seconds=seconds))) as imds:
             return imds.identity()
     except BridgeError:
         return VmIdentity()

@@ -59,35 +59,20 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class ImdsClient:
-    """Sends requests to the metadata service of this VM.
-
-    - *endpoint* is a URL such as ``http://169.254.169.254``.
-    - *timeout_seconds* is the deadline of each request.
-    - *first_timeout_seconds* is the deadline of `scheduled_events` if IMDS sent no good response within the last day.
-    - *api_version* is a version or ``auto``.
-    - *clock* returns Unix time.
+    """Sends requests to the metadata service of this VM. *clock* returns Unix time.
 
     One thread can call `scheduled_events` while a second thread calls `identity` and a third thread calls
     `start_requests`. Call `scheduled_events_again` and `start_requests` from the same thread, because they share a
     connection.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: str,
-        api_version: str,
-        timeout_seconds: float,
-        first_timeout_seconds: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.endpoint = endpoint.rstrip("/")
-        self._is_auto = api_version == "auto"
-        self.api_version = PREVIEW_VERSION if self._is_auto else api_version
+    def __init__(self, settings: ImdsSettings, *, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self.endpoint = settings.endpoint.rstrip("/")
+        self._is_auto = settings.api_version == "auto"
+        self.api_version = PREVIEW_VERSION if self._is_auto else settings.api_version
         """The version of the last poll. With ``auto``, `scheduled_events` changes it."""
         self._refused_at = -math.inf
-        self._timeout_seconds = timeout_seconds
-        self._first_timeout_seconds = first_timeout_seconds
         self._clock = clock
         self._poll_connection = self._connection()
         self._identity_connection = self._connection()
@@ -102,7 +87,8 @@ class ImdsClient:
     def deadline_seconds(self) -> float:
         """Return the deadline of the next call of `scheduled_events`."""
         is_on = self.answered_at is not None and self._clock() - self.answered_at < SERVICE_OFF_AFTER_SECONDS
-        return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
+        seconds = self._settings.timeout_seconds
+        return seconds if is_on else max(seconds, self._settings.first_timeout_seconds)
 
     def scheduled_events(self) -> Document:
         """Return the Scheduled Events document, or the same object while its bytes are unchanged.
@@ -217,7 +203,7 @@ class ImdsClient:
                 path,
                 body=body,
                 headers=_HEADERS if body is None else {**_HEADERS, "Content-Type": "application/json"},
-                deadline_seconds=deadline_seconds or self._timeout_seconds,
+                deadline_seconds=deadline_seconds or self._settings.timeout_seconds,
                 max_body_bytes=MAX_DOCUMENT_BYTES,
             )
         except (DeadlineExceeded, OSError, http.client.HTTPException) as exc:
@@ -249,20 +235,9 @@ def _events_path(api_version: str) -> str:
     return f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
 
 
-def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:
-    """Return a client. *at_most_seconds* limits all requests, including the first."""
-    within = settings.timeout_seconds if at_most_seconds is None else min(settings.timeout_seconds, at_most_seconds)
-    return ImdsClient(
-        endpoint=settings.endpoint,
-        api_version=settings.api_version,
-        timeout_seconds=within,
-        first_timeout_seconds=settings.first_timeout_seconds if at_most_seconds is None else within,
-    )
-
-
 def attested_document(settings: ImdsSettings, nonce: str) -> str:
     """Return the attested document of this VM with *nonce* (`ImdsClient.attested_document`)."""
-    with closing(client_of(settings, at_most_seconds=settings.timeout_seconds)) as imds:
+    with closing(ImdsClient(settings)) as imds:
         return imds.attested_document(nonce)
 
 

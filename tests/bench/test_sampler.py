@@ -12,6 +12,7 @@ from statistics import median
 
 import pytest
 
+from bridge.config.settings import ImdsSettings
 from bridge.imds.client import ImdsClient
 from bridge.impact.sampler import Sampler, SystemClocks
 from bridge.testing import Simulator
@@ -33,7 +34,9 @@ def _cpu_seconds(work):
 def test_idle_sampler_uses_a_small_share_of_the_poll_cpu(figure):
     sampler, clocks, never = Sampler(), SystemClocks(), threading.Event()
     with Simulator(vms=["vm_0"], rate_limit=False) as azure:
-        imds = ImdsClient(endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5, first_timeout_seconds=5)
+        imds = ImdsClient(
+            ImdsSettings(endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5, first_timeout_seconds=5)
+        )
         nothing, samples, counts, requests = [], [], [], []
         for _ in range(_POLLS):
             never.wait(_WAIT_SECONDS)

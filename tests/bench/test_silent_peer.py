@@ -13,6 +13,7 @@ import pytest
 
 from bridge.approval.portal_client import PortalClient
 from bridge.config.approval import RemoteSettings
+from bridge.config.settings import ImdsSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
 from bridge.imds.client import ImdsClient
@@ -63,10 +64,12 @@ def test_send_to_a_silent_peer_ends_at_the_deadline(
 
 def test_poll_of_a_silent_imds_ends_at_the_deadline(port, figure, is_short):
     imds = ImdsClient(
-        endpoint=f"http://127.0.0.1:{port}",
-        api_version="2020-07-01",
-        timeout_seconds=_DEADLINE_SECONDS,
-        first_timeout_seconds=_DEADLINE_SECONDS,
+        ImdsSettings(
+            endpoint=f"http://127.0.0.1:{port}",
+            api_version="2020-07-01",
+            timeout_seconds=_DEADLINE_SECONDS,
+            first_timeout_seconds=_DEADLINE_SECONDS,
+        )
     )
     with closing(imds):
         _judge("IMDS", imds.scheduled_events, figure, is_short=is_short)

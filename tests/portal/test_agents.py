@@ -13,6 +13,7 @@ from fleet_records import fleet_record
 from portal_kit import BATCH, RunningPortal, attested_table, batch
 
 from bridge.config.loader import read as read_agent
+from bridge.config.settings import ImdsSettings
 from bridge.errors import CredentialFailed, DeliveryFailed
 from bridge.imds.client import ImdsClient, attested_tokens
 from bridge.system.access_tokens import AttestedToken
@@ -59,14 +60,7 @@ def imds(azure):
     """Return a function that returns the IMDS client of a VM by its number."""
     with contextlib.ExitStack() as stack:
         yield lambda vm=0: stack.enter_context(
-            contextlib.closing(
-                ImdsClient(
-                    endpoint=azure.endpoints[f"vm_{vm}"],
-                    api_version="2020-07-01",
-                    timeout_seconds=10.0,
-                    first_timeout_seconds=10.0,
-                )
-            )
+            contextlib.closing(ImdsClient(ImdsSettings(endpoint=azure.endpoints[f"vm_{vm}"], timeout_seconds=10.0)))
         )
 
 

@@ -17,6 +17,7 @@ from fleet_records import fleet_record
 from page_kit import PASSWORD
 from portal_kit import attested_table
 
+from bridge.config.settings import ImdsSettings
 from bridge.imds.client import ImdsClient
 from bridge.portal.users import COOKIE
 from bridge.testing import ManualClock, Simulator
@@ -121,12 +122,7 @@ def tokens(simulator, fleet_of, tmp_path):
 
 def document_of(simulator, portal, vm, client=requests):
     nonce = client.post(f"{portal.url}/agents/challenge", timeout=60).json()["nonce"]
-    imds = ImdsClient(
-        endpoint=simulator.endpoints[f"vm_{vm}"],
-        api_version="2020-07-01",
-        timeout_seconds=10.0,
-        first_timeout_seconds=10.0,
-    )
+    imds = ImdsClient(ImdsSettings(endpoint=simulator.endpoints[f"vm_{vm}"], timeout_seconds=10.0))
     try:
         return msgspec.json.encode({"document": imds.attested_document(nonce)})
     finally:

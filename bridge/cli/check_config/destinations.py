@@ -22,7 +22,7 @@ from bridge.config.settings import ImdsSettings
 from bridge.config.telemetry import PushSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
-from bridge.imds.client import attested_document, attested_tokens, client_of
+from bridge.imds.client import ImdsClient, attested_document, attested_tokens
 from bridge.sink import Sink
 from bridge.system.threads import run_daemon
 
@@ -73,8 +73,10 @@ def _result(name: str, outcome: Future[str], seconds: float) -> Tried:
 
 
 def _imds(settings: Settings, *, is_running: bool) -> str:
+    # The command does not wait until Scheduled Events are turned on.
+    limited = msgspec.structs.replace(settings.imds, first_timeout_seconds=settings.imds.timeout_seconds)
     try:
-        with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
+        with closing(ImdsClient(limited)) as imds:
             vm = imds.identity()
             reached = f"reached; this VM is {vm.name or vm.vm_id}"
             if not is_running:
@@ -90,7 +92,7 @@ def _imds(settings: Settings, *, is_running: bool) -> str:
 
 
 def _portal(settings: Settings, remote: RemoteSettings) -> str:
-    with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
+    with closing(ImdsClient(settings.imds)) as imds:
         vm_id = settings.vm.vm_id or imds.identity().vm_id
     if vm_id is None:
         raise BridgeError("The portal was not tried, because IMDS returned no vmId and vm.vm_id is not set.")

@@ -7,6 +7,7 @@ import pytest
 from attesting import Attesting
 from portal_stub import PortalStub
 
+from bridge.config.settings import ImdsSettings
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.testing import Simulator
@@ -27,8 +28,7 @@ def portal(tmp_path):
 @pytest.fixture
 def options(azure):
     """Return the options of a poller that sends the documents of the simulator."""
-    timeouts = {"timeout_seconds": 5.0, "first_timeout_seconds": 5.0}
-    with contextlib.closing(ImdsClient(endpoint=azure.endpoint, api_version="2020-07-01", **timeouts)) as imds:
+    with contextlib.closing(ImdsClient(ImdsSettings(endpoint=azure.endpoint))) as imds:
         vm = VmIdentity(vm_id=azure.machines[0].vm_id.upper())
         yield {"remote": {"credential": "attested"}, "document": imds.attested_document, "vm": lambda: vm}
 

@@ -2,10 +2,13 @@
 
 import json
 import threading
+import time
 
 import pytest
+from msgspec.structs import replace
 from waiting import until
 
+from bridge.config.settings import ImdsSettings
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document
 from bridge.imds.client import ImdsClient
@@ -38,14 +41,11 @@ def ok(body):
 def connect(service):
     clients = []
 
-    def begin(**changes):
-        settings = {
-            "endpoint": f"http://{service.address.authority}",
-            "api_version": "2020-07-01",
-            "timeout_seconds": 5.0,
-            "first_timeout_seconds": 20.0,
-        }
-        clients.append(ImdsClient(**{**settings, **changes}))
+    def begin(*, clock=time.time, **changes):
+        settings = ImdsSettings(
+            endpoint=f"http://{service.address.authority}", api_version="2020-07-01", first_timeout_seconds=20.0
+        )
+        clients.append(ImdsClient(replace(settings, **changes), clock=clock))
         return clients[-1]
 
     yield begin

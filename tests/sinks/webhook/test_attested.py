@@ -6,6 +6,7 @@ import pytest
 from attesting import Attesting
 
 from bridge.config.loader import read
+from bridge.config.settings import ImdsSettings
 from bridge.errors import ConfigurationError
 from bridge.imds.client import ImdsClient, attested_tokens
 from bridge.sink import DeliveryFailed
@@ -39,13 +40,7 @@ def portal(attesting):
 @pytest.fixture
 def make_sink(portal, azure):
     with contextlib.ExitStack() as stack:
-        imds = stack.enter_context(
-            contextlib.closing(
-                ImdsClient(
-                    endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=5.0
-                )
-            )
-        )
+        imds = stack.enter_context(contextlib.closing(ImdsClient(ImdsSettings(endpoint=azure.endpoint))))
 
         def make(document=imds.attested_document, **keys):
             [settings] = read({"sinks": [table(portal, **{"timeout_seconds": PATIENCE_SECONDS, **keys})]}).sinks
