@@ -173,7 +173,7 @@ def _agent(seen: AgentSeen | None) -> dict[str, object] | None:
 async def _post_verdict(site: Site, request: Request) -> Response:
     """``POST /events/{key}/verdicts``: store a verdict (201), or refuse it (409)."""
     person = await _person_of(site, request)
-    wanted, key = await json_of(request, _Verdict), request.path_params["key"]
+    wanted, key = await json_of(request, _Verdict), key_of(request.path_params["key"])
     [result] = await deciding.submit(
         site,
         person,

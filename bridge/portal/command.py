@@ -84,9 +84,8 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
     """
     known = user_name_in(name)
     if known is None:
-        raise BridgeError(
-            f"{name[:MOST_CHARACTERS]!r} is not a valid name. Use at most {MOST_CHARACTERS} visible characters."
-        )
+        shown = name[:MOST_CHARACTERS]
+        raise BridgeError(f"{shown!r} is not a valid name. Use at most {MOST_CHARACTERS} visible characters.")
     user = User(
         person_key=local_key(known),
         user_name=known,

@@ -58,6 +58,10 @@ def connected(office):
     return office
 
 
+def test_verdict_accepts_the_eventid_in_place_of_the_key(connected):
+    assert connected.say("ann", "hold", key="A").status_code == 201
+
+
 def test_held_poll_receives_an_approval_immediately(connected):
     index = connected.poll(0)["index"]
     answers = []
