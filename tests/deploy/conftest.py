@@ -82,6 +82,34 @@ def tool() -> Callable[[str], str]:
     return find
 
 
+@pytest.fixture
+def promtool(tool: Callable[[str], str]) -> Callable[..., tuple[int, str]]:
+    """Return a function that runs promtool and returns (exit status, output)."""
+    program = tool("promtool")
+
+    def run(*arguments: object) -> tuple[int, str]:
+        command = [program, *map(str, arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def helm(
+    tool: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs helm with its own home directory and returns the completed process."""
+    home = tmp_path_factory.mktemp("helm")
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [tool("helm"), *map(str, arguments)]
+        env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "KUBECONFIG": str(home / "none")}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def package() -> Callable[[str], ModuleType]:
     """Return a function that imports a Python package by name, or skips."""

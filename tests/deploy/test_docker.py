@@ -30,10 +30,17 @@ def image(dockerfile):
 # ---- lint -----------------------------------------------------------------------------------------------------------
 
 
-def test_hadolint_reports_no_findings(tool, dockerfile):
-    done = subprocess.run([tool("hadolint"), dockerfile], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("path", ["docker/Dockerfile", "portal/Dockerfile"])
+def test_hadolint_reports_no_findings(tool, deploy, path):
+    done = subprocess.run([tool("hadolint"), deploy / path], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "hadolint" not in dockerfile.read_text()  # and no finding is ignored
+    assert "hadolint" not in (deploy / path).read_text()  # and no finding is ignored
+
+
+def test_shellcheck_accepts_the_container_scripts_and_the_stand_in_of_the_engine(tool):
+    for command in (["--exclude=SC1091,SC2086", "--shell=sh", CONTAINER, ENGINE.with_name("portal.sh")], [ENGINE]):
+        done = subprocess.run([tool("shellcheck"), *command], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 # ---- the image ------------------------------------------------------------------------------------------------------
@@ -111,11 +118,3 @@ def test_health_check_uses_the_configured_address(facts):
     assert facts["healthy_where_the_environment_says"] == "yes"
     assert facts["not_called_ill_for_a_broken_file"] == "0"
     assert facts["not_called_ill_without_a_listener"] == "0"
-
-
-def test_shellcheck_accepts_the_container_engine_stand_in(tool):
-    command = [tool("shellcheck"), "--exclude=SC1091,SC2086", "--shell=sh", CONTAINER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout
-    done = subprocess.run([tool("shellcheck"), ENGINE], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout

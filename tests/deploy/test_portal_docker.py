@@ -1,11 +1,9 @@
-"""The portal's Dockerfile, checked by hadolint, and its lock file. test_portal_container.py runs the image."""
+"""The lock file of the portal's image. test_portal_container.py runs the image."""
 
 import re
-import subprocess
 import sys
 
 import pytest
-from container_engine import ENGINE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -13,25 +11,6 @@ else:
     import tomli as tomllib
 
 pytestmark = pytest.mark.deploy
-
-CONTAINER = ENGINE.with_name("portal.sh")
-
-
-@pytest.fixture(scope="module")
-def dockerfile(deploy):
-    return deploy / "portal/Dockerfile"
-
-
-# ---- lint -----------------------------------------------------------------------------------------------------------
-
-
-def test_hadolint_reports_no_findings(tool, dockerfile):
-    done = subprocess.run([tool("hadolint"), dockerfile], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "hadolint" not in dockerfile.read_text()  # and no finding is ignored
-
-
-# ---- the lock -------------------------------------------------------------------------------------------------------
 
 
 def locked(path):
@@ -50,12 +29,3 @@ def test_lock_contains_the_extras_and_matches_the_agent_lock(deploy, checkout):
     for name in set(floors) & set(versions):
         numbers = tuple(map(int, re.findall(r"\d+", versions[name])))
         assert numbers >= tuple(map(int, re.findall(r"\d+", floors[name]["floor"]))), name
-
-
-# ---- the script of test_portal_container.py -----------------------------------------------------------------------
-
-
-def test_shellcheck_accepts_the_portal_container_script(tool):
-    command = [tool("shellcheck"), "--exclude=SC1091,SC2086", "--shell=sh", CONTAINER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout

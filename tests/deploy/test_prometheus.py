@@ -1,50 +1,38 @@
-"""The alert rules, with the metrics of agents during typical faults and on a day of normal work.
+"""The alert rules of the agent and the portal, with the metrics during typical faults and on a day of normal work.
 
-deploy/prometheus/tests/ contains one promtool test per alert, also for readers without Python. Each test has the
+The directories tests/ contain one promtool test per alert, also for readers without Python. Each agent test has the
 metrics that a real agent exported during the fault. test_grafana.py checks that an agent still exports these series.
 """
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.deploy
 
-PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PROMETHEUS = DEPLOY / "prometheus"
 
 
-@pytest.fixture
-def promtool(tool):
-    """Return a function that runs promtool and returns (exit status, output)."""
-    program = tool("promtool")
-
-    def run(*arguments):
-        command = [program, *map(str, arguments)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-        return done.returncode, done.stdout + done.stderr
-
-    return run
+@pytest.fixture(params=[PROMETHEUS, DEPLOY / "portal/prometheus"], ids=["agent", "portal"])
+def directory(request):
+    """The directory of the alert rules."""
+    return request.param
 
 
-@pytest.fixture(scope="module")
-def rules(package):
-    groups = package("yaml").safe_load((PROMETHEUS / "rules.yml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
-
-def test_alert_rules_pass_their_promtool_tests(promtool):
-    status, said = promtool("test", "rules", *sorted((PROMETHEUS / "tests").glob("*.yml")))
+def test_alert_rules_pass_their_promtool_tests(promtool, directory):
+    kept = sorted((directory / "tests").glob("*.yml"))
+    assert kept
+    status, said = promtool("test", "rules", *kept)
     assert status == 0, said
 
 
-def test_each_alert_has_a_promtool_test(rules):
-    fired = set()
-    for path in (PROMETHEUS / "tests").glob("*.yml"):
-        text = path.read_text()
-        fired |= set(re.findall(r"labels: 'ALERTS\{alertname=\"(\w+)\"", text))
-    assert fired == {rule["alert"] for rule in rules}
+def test_each_alert_has_a_promtool_test(package, directory):
+    groups = package("yaml").safe_load((directory / "rules.yml").read_text())["groups"]
+    kept = "".join(path.read_text() for path in (directory / "tests").glob("*.yml"))
+    fired = set(re.findall(r"labels: 'ALERTS\{alertname=\"(\w+)\"", kept))
+    assert fired == {rule["alert"] for group in groups for rule in group["rules"]}
 
 
 # Alerts about a fleet.
@@ -89,10 +77,10 @@ def test_sink_failure_pages_only_if_no_agent_delivers_to_the_sink(promtool, tmp_
 # Syntax.
 
 
-def test_promtool_accepts_rules_and_configurations(promtool):
-    status, said = promtool("check", "rules", "--lint-fatal", PROMETHEUS / "rules.yml")
+def test_promtool_accepts_rules_and_configurations(promtool, directory):
+    status, said = promtool("check", "rules", "--lint-fatal", directory / "rules.yml")
     assert status == 0, said
-    for path in PROMETHEUS.glob("prometheus*.yml"):
+    for path in directory.glob("prometheus*.yml"):
         status, said = promtool("check", "config", "--lint-fatal", path)
         assert status == 0, said
         assert "WARNING" not in said

@@ -125,13 +125,10 @@ class Authority:
         attributes: bool = False,
         key: Any = None,
         digest: Any = None,
-        second_signer: x509.Certificate | None = None,
     ) -> bytes:
         """Return the SignedData (DER) of *content*, signed by *signer*. It also contains *others*."""
         builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
         builder = builder.add_signer(signer, key or self.key, digest or hashes.SHA256())
-        if second_signer is not None:
-            builder = builder.add_signer(second_signer, key or self.key, hashes.SHA256())
         for each in others:
             builder = builder.add_certificate(each)
         options = [pkcs7.PKCS7Options.Binary]

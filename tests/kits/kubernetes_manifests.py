@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 Manifest = Mapping[str, Any]
+#: The versions of Kubernetes for `check_schema`.
+VERSIONS = ("1.29", "1.31", "1.33", "1.35", "newest")
 
 
 def built(directory: Path, *, kustomize: str, yaml: Any) -> list[Manifest]:
@@ -16,6 +18,12 @@ def built(directory: Path, *, kustomize: str, yaml: Any) -> list[Manifest]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
+
+
+def check_schema(manifest: Manifest, version: str, validate: Any) -> None:
+    """Check *manifest* against the schema of *version* with the package kubernetes_validate."""
+    wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
+    assert validate.validate(manifest, wanted, strict=True) == wanted
 
 
 def only(manifests: Iterable[Manifest], kind: str) -> Manifest:

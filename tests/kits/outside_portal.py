@@ -109,7 +109,6 @@ class OutsidePortal:
         self._index = 1
         self._decisions: list[tuple[int, str, str]] = []
         self._asked: list[int] = []
-        self._once: bytes | None = None
         self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
@@ -150,9 +149,6 @@ class OutsidePortal:
         with self._changed:
             self._asked.append(index)
             while True:
-                if self._once is not None:
-                    once, self._once = self._once, None
-                    return once
                 if index > self._index:
                     return self._body(self._index, [])
                 new = [(at, token) for at, whose, token in self._decisions if whose == vm_id and at > index]

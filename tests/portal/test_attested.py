@@ -76,11 +76,6 @@ def test_document_with_invalid_content_is_malformed(verifier):
     assert verifier.refusal(der) is DocumentRefusal.MALFORMED
 
 
-def test_document_with_two_signers_is_rejected(verifier, azure):
-    other = azure.signer(NAME)
-    assert verifier.refusal(verifier.document(second_signer=other)) is DocumentRefusal.NOT_ONE_SIGNER
-
-
 @pytest.mark.parametrize("others", [0, 1])
 def test_document_without_the_certificate_of_its_signer_is_rejected(verifier, azure, others):
     signer, other = azure.signer(NAME), azure.signer(NAME)
@@ -208,7 +203,13 @@ def test_unlisted_subscription_is_rejected(verifier):
     assert verifier.refusal(verifier.document(content=content)) is DocumentRefusal.SUBSCRIPTION_NOT_LISTED
 
 
-@pytest.mark.parametrize("vm_id", ["", "vm", VM_ID + "0", "{" + VM_ID + "}", VM_ID.replace("-", ""), "../" + VM_ID])
+@pytest.mark.parametrize(
+    "vm_id",
+    [
+        *("", "vm", VM_ID + "0", "{" + VM_ID + "}", VM_ID.replace("-", ""), "../" + VM_ID, f" {VM_ID}", f"{VM_ID}\n"),
+        *(VM_ID.replace("7", "\uff17"), f"{VM_ID}\0", f"urn:uuid:{VM_ID}"),
+    ],
+)
 def test_vm_id_that_is_not_a_uuid_is_rejected(verifier, vm_id):
     assert verifier.refusal(verifier.document(content=verifier.content(vmId=vm_id))) is DocumentRefusal.NO_VM_ID
 
@@ -222,12 +223,6 @@ def test_content_with_wrong_types_is_malformed(verifier, name, value):
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"null", b"[" * 5000, b'{"vmId": "a", "vmId": "b"}'])
 def test_content_that_is_not_a_json_object_is_malformed(verifier, content):
-    assert verifier.refusal(verifier.document(content=content)) is DocumentRefusal.MALFORMED
-
-
-@pytest.mark.parametrize("text", ["", "now", "13/45/30 00:00:00 -0000", "05/06/30 07:08:09", "0" * 99])
-def test_time_in_an_unknown_format_is_malformed(verifier, text):
-    content = verifier.content(timeStamp={"createdOn": text, "expiresOn": text})
     assert verifier.refusal(verifier.document(content=content)) is DocumentRefusal.MALFORMED
 
 

@@ -67,18 +67,6 @@ def test_two_contents_of_one_record_do_not_change_the_event_of_other_vms(store):
     assert event.event.description == "planned"
 
 
-def test_report_of_a_vm_outside_resources_changes_only_its_own_view(store):
-    before = only_event(store, fleet_record(0, description="a"), fleet_record(1, description="a"))
-    outsider = {"labels": {"team": "search"}, "event_type": "Terminate", "description": "harmless"}
-    for sequence, transition in enumerate((Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED), start=1):
-        record = fleet_record(2, sequence=sequence, transition=transition, seconds=86_400, resources=("vm_2",))
-        record = replace(record, labels=outsider["labels"], event=replace(record.event, event_type="Terminate"))
-        event = only_event(store, record)
-        unchanged = ("state", "digest", "event", "groups", "counts", "first_observed_at", "observed_at", "unconfirmed")
-        assert {name: getattr(event, name) for name in unchanged} == {name: getattr(before, name) for name in unchanged}
-        assert event.differing == 1
-
-
 def test_different_description_of_an_outsider_is_only_in_its_own_view(store):
     event = only_event(
         store, fleet_record(0, description="a"), fleet_record(1, description="a"), fleet_record(2, description="b")
@@ -205,12 +193,6 @@ def test_late_record_of_an_older_stream_does_not_reopen_the_event(store):
     late = fleet_record(0, stream=0, sequence=2, transition=Transition.STARTED, seconds=2)
     event = only_event(store, ended, told, late)
     assert (event.state, event.first_observed_at) == (State.COMPLETED, told.observed_at)
-
-
-def test_stream_with_a_clock_ahead_does_not_outrank_later_streams(store):
-    add(store, fleet_record(0, stream=432_000), at=format_time(NOW + timedelta(seconds=1)))
-    later = fleet_record(0, stream=5, transition=Transition.STARTED)
-    assert only_event(store, later, at=LATER).state is State.STARTED
 
 
 @pytest.mark.parametrize("stream_id", ["7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", "no UUID"])

@@ -15,7 +15,6 @@ from portal_kit import AGENT_TOKEN, BATCH, STRUCTURED, RunningPortal, batch, bin
 from bridge.events.record import Transition
 from bridge.portal.requests import MAX_BODY_BYTES
 from sinks.cloudevent import cloud_event_bytes
-from sinks.webhook.sink import WebhookSink
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +60,6 @@ def test_repeated_record_is_accepted_and_changes_nothing(portal):
     for _ in range(3):
         assert portal.post(cloud_event_bytes(record)).status_code == 204
     assert len(shown(portal, "again")["records"]) == 1
-
-
-def test_webhook_sink_delivers_to_the_portal(portal, tmp_path):
-    (tmp_path / "token").write_text(AGENT_TOKEN, encoding="utf-8")
-    config = WebhookSink.Config(name="portal", url=f"{portal.url}/records", bearer_token_file=str(tmp_path / "token"))
-    sink = WebhookSink(config)
-    try:
-        sink.send([fleet_record(3, event_id="by the sink")])
-    finally:
-        sink.close()
-    assert shown(portal, "by the sink") is not None
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "readers-token-1", "\u00e4"])

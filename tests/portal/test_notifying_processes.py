@@ -91,17 +91,6 @@ def test_a_killed_process_loses_no_notification(tmp_path, database, rounds):
     assert len(ids) < sum(map(len, ids.values()))  # the kills during a request
 
 
-def test_two_portals_send_each_notification_once(tmp_path, database):
-    store = database.store()
-    with WebhookReceiver() as receiver:
-        tables = _tables(receiver.url, database)
-        with RunningPortal(tmp_path / "one", **tables) as one, RunningPortal(tmp_path / "other", **tables):
-            for number in range(20):
-                one.send(*_announced(f"E-{number}", number + 1))
-            until(lambda: [row.is_done for row in _rows(store)] == [True] * 20)
-        assert sorted(each["data"]["event_id"] for each in receiver.bodies()) == sorted(f"E-{n}" for n in range(20))
-
-
 def test_a_silent_webhook_delays_neither_records_nor_the_stop(tmp_path, database):
     peer = SlowPeer(slow_peer.silent)
     with WebhookReceiver() as receiver:

@@ -24,7 +24,7 @@ from bridge.portal.store.decisions import live_decisions, newest_iat
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.users import put_user
-from bridge.portal.store.verdicts import VerdictRefused, add_verdicts, verdicts_of, withdraw
+from bridge.portal.store.verdicts import VerdictRefused, add_verdicts, withdraw
 from bridge.portal.store.vms import vms_of_event
 from bridge.portal.user_names import local_key
 from bridge.portal.users import Person
@@ -122,18 +122,6 @@ def test_spellings_of_a_user_name_count_as_one_person(office):
     for turn, name in enumerate(("Jos\u00e9", "JOSE\u0301", "jos\u00e9 ", "\uff4aos\u00e9")):
         assert office.say("approve", name, required=2, after_seconds=turn).ruling.outcome is Outcome.WAITING
     assert office.told() == []
-
-
-def test_hold_blocks_approvals_and_withdrawing_it_approves_nothing(office):
-    hold = office.say("hold", "ann").verdict
-    with pytest.raises(VerdictRefused, match=r"held by ann\. Withdraw the hold") as refused:
-        office.say("approve", "bob", after_seconds=1)
-    assert refused.value.status == 409
-    assert [each.choice for each in office.store.read(verdicts_of, [KEY])] == [Choice.HOLD]
-    office.withdraw(hold.verdict_id, "ann", now=DECIDED + timedelta(seconds=2))
-    assert {word for _, word, _ in office.told()} == {"hold"}
-    taken = office.say("approve", "bob", after_seconds=3)
-    assert (taken.ruling.outcome, len(taken.sent_to)) == (Outcome.APPROVED, 2)
 
 
 def test_withdrawn_approval_sends_holds_and_withdrawn_hold_allows_approvals(office):

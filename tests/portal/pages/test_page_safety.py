@@ -85,6 +85,7 @@ def test_form_from_another_site_or_session_is_rejected(office):
     form, pressed = ann.page(f"/events/{A}").form_with("approve")
     for fields, origin in (
         (form.fields, "https://evil.example"),
+        (form.fields, f"{office.origin}.evil.example"),
         (form.fields, "null"),
         (form.fields, None),
         ([field for field in form.fields if field[0] != "csrf"], "own"),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-import msgspec
 import pytest
 from fleet_records import NOW, fleet_record
 from page_kit import PEOPLE, Office, Page
 
-from bridge.events.record import Impact, Transition
+from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
@@ -256,13 +255,6 @@ def test_ended_event_has_no_buttons_and_leaves_the_first_page_after_an_hour(offi
     timeline = ann.page("/timeline").text
     assert "Freeze of vm_2 canceled" in timeline
     assert "vm_2" in timeline
-
-
-def test_measured_impact_is_shown_with_the_report_of_each_vm(office):
-    impact = Impact(longest_seconds=4.2, resolution_seconds=0.05)
-    ending = fleet_record(0, sequence=9, transition=Transition.COMPLETED, active=())
-    office.portal.send(msgspec.structs.replace(ending, impact=impact))
-    assert "Measured pause: 4.2 s (resolution 0.05 s)" in office.browser("ann").page(f"/events/{A}").text
 
 
 def test_page_after_notbefore_names_no_time_of_the_start(office):
