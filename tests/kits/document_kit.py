@@ -70,8 +70,8 @@ class History:
 class Agent:
     """A tracker with its outbox: the stored document and the history survive `restart`."""
 
-    def __init__(self, stored: Document | None = None, *, history: History | None = None, **fields: Any) -> None:
-        self.history = history or History()
+    def __init__(self, stored: Document | None = None, **fields: Any) -> None:
+        self.history = History()
         self.stored = stored
         self.seen: list[tuple[float, str, str]] = []
         """Second, transition, and evidence of each change."""

@@ -14,10 +14,6 @@ def longest():
     return 1.0
 
 
-def shortest():
-    return 0.0
-
-
 def gap(tries, *, ahead=None, urgent=False, retry_after=None, random=longest, outage_seconds=60.0):
     return delivery_gap(
         tries,

@@ -6,14 +6,10 @@ hand, and time stands on a dial.
 
 import pytest
 
-from bridge.config.approval import RuleSettings
 from bridge.errors import ImdsStatus
 from bridge.events.event import Document
 from bridge.metrics.metrics import Metrics
 from bridge.polling.poller import Poller
-
-FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each")
-DAY_SECONDS = 86_400.0
 
 
 class Watched:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ from bridge.testing.watching import in_time
 from sinks.command import CommandConfig, CommandSink
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
-
-WriteScript = Callable[[str], str]
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from sinks.webhook.sink import WebhookSink
 NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
 NOT_BEFORE = NOW + timedelta(minutes=15)
 ENDS = (Transition.COMPLETED, Transition.CANCELED, Transition.ENDED)
-BEGINS = (Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED)
 
 
 def alerts(made=None, *, now=NOW, **fields):

@@ -32,10 +32,6 @@ events = st.builds(
 SIGNED = ("event_id", "event_type", "event_source", "duration_seconds", "resources", "not_before_raw")
 
 
-def _scheduled(**fields):
-    return ScheduledEvent(event_status="Scheduled", event_id="E", **fields)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_digest_matches_the_vectors(case):
     event = msgspec.convert({"event_status": "Scheduled", **case["event"]}, ScheduledEvent)

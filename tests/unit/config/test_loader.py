@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,9 +11,6 @@ from bridge.config.loader import CONFIG_VARIABLE, Settings, documented, find_con
 from bridge.config.settings import SinkSettings
 from bridge.errors import ConfigurationError
 from bridge.sink import SinkConfig
-
-Load = Callable[[str | bytes], Settings]
-Refuse = Callable[[str | bytes], tuple[str, ...]]
 
 SINK = '''
 from typing import Literal

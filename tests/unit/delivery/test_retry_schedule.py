@@ -5,7 +5,6 @@ import pytest
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 
 NEVER = float("inf")
-SOON = 0.1
 
 
 def make(chance=0.999999):

@@ -73,15 +73,6 @@ ALICE = signer("alice-laptop", "alice")
 STRANGER = signer("stranger", "stranger")
 TRUSTED = (PORTAL, PORTAL_NEXT, ALICE)
 
-#: The key of RFC 8037 appendix A.1, with which PROTOCOL.md signs its worked example.
-EXAMPLE = Signer(
-    kid="ops-2026",
-    approver="portal",
-    key=Ed25519PrivateKey.from_private_bytes(
-        bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
-    ),
-)
-
 
 def b64(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
