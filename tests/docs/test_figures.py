@@ -47,7 +47,7 @@ def _default(struct, name):
             DEFAULTS.state.max_pending_bytes / 2**20,
             id="max_pending_bytes",
         ),
-        pytest.param(BOOK, r"oldest record has waited for (\d+) s", readiness.STUCK_SECONDS, id="readyz, a sink"),
+        pytest.param(BOOK, r"oldest record has been waiting for (\d+) s", readiness.STUCK_SECONDS, id="readyz, a sink"),
         pytest.param(BOOK, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
     ],
 )
