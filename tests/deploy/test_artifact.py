@@ -22,12 +22,6 @@ ARCHES = {"x86_64": "x86_64", "arm64": "aarch64"}
 MOST_BYTES = 25_000_000
 
 
-def absent(sentence):
-    if os.environ.get("DEPLOY_TOOLS") == "required":
-        pytest.fail(sentence)
-    pytest.skip(sentence)
-
-
 def archive(artifacts, arch, kind=NAME):
     (path,) = artifacts.glob(f"{kind}-[0-9]*-linux-{arch}.tar.gz")
     return path
@@ -41,10 +35,8 @@ def members(path):
 # ---- the lock -------------------------------------------------------------------------------------------------------
 
 
-def test_lock_file_matches_pyproject(checkout):
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is None:
-        absent("uv is not on this machine")
+def test_lock_file_matches_pyproject(tool, checkout):
+    uv = tool("uv")
     done = subprocess.run(
         [checkout / "deploy/artifact/lock.sh", "--check"],
         env={**os.environ, "PATH": f"{Path(uv).parent}:{os.environ['PATH']}"},

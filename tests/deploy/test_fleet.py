@@ -10,7 +10,6 @@ import platform
 import re
 import subprocess
 import tarfile
-from pathlib import Path
 
 import doc_pages
 import pytest
@@ -120,17 +119,10 @@ def test_package_that_is_broken_or_lacks_this_architecture_fails(vm, tmp_path, c
 
 
 @pytest.fixture
-def real_vm(vm, tmp_path, service_python):
+def real_vm(vm, artifacts, tmp_path, service_python):
     """Return *vm* with the archives of a release, and its root directory."""
-    name = os.environ.get("ARTIFACTS")
-    if not name:
-        if os.environ.get("DEPLOY_TOOLS") == "required":
-            pytest.fail(
-                "ARTIFACTS is not set. Build the archives with deploy/artifact/build.py and set it to their directory."
-            )
-        pytest.skip("ARTIFACTS is not set")
     with tarfile.open(vm.directory / PACKAGE, "w") as package:
-        for path in Path(name).glob(f"{NAME}-[0-9]*-linux-{OWN_ARCH}.tar.gz"):
+        for path in artifacts.glob(f"{NAME}-[0-9]*-linux-{OWN_ARCH}.tar.gz"):
             package.add(path, path.name)
     root = tmp_path / "root"
     shell = tmp_path / "bin" / "sh"  # adds the root and a Python that is visible to the service

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,6 @@ from unit_file import settings_of
 
 from bridge.portal.setting_checks import address_of
 from bridge.portal.settings import database_file, load
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 
 pytestmark = pytest.mark.deploy
 

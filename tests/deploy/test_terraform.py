@@ -32,14 +32,9 @@ def made(module):
 
 
 @pytest.fixture(scope="module")
-def bicep(deploy, package):
+def bicep(parse):
     """Return the type and version of each resource that deploy/azure/fleet creates."""
-    tree_sitter, grammar = package("tree_sitter"), package("tree_sitter_bicep")
-    parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
-    roots = [
-        parser.parse((deploy / "azure" / "fleet" / f"{name}.bicep").read_bytes()).root_node
-        for name in ("application", "policy", "remediation")
-    ]
+    roots = [parse(f"fleet/{name}.bicep") for name in ("application", "policy", "remediation")]
     return {
         literal(node.named_children[1])
         for root in roots

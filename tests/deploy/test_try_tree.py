@@ -6,11 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from answering import answering
 
 PROGRAM = Path(__file__).parents[2] / "deploy" / "systemd" / "try_tree.py"
 REFUSING = "Sink hook needs attention. `status` shows its last error."
@@ -31,34 +30,25 @@ def try_tree(tmp_path):
     """Run the program against an agent that is not ready because of *reasons*."""
     reasons = []
 
-    class Readyz(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = {
-                "status": "not_ready" if reasons else "ready",
-                "reasons": reasons,
-                "version": "0.1.0",
-                "stream_id": None,
-                "state_directory": "/state",
-                "outbox_behind": None,
-                "outbox_behind_seconds": 0.0,
-                "vm": None,
-                "imds": "http://169.254.169.254",
-                "configuration": "",
-                "last_good_poll_at": None,
-                "last_good_poll_seconds_ago": None,
-                "sinks": {},
-            }
-            self.send_response(503 if reasons else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+    def readyz(_path):
+        body = {
+            "status": "not_ready" if reasons else "ready",
+            "reasons": reasons,
+            "version": "0.1.0",
+            "stream_id": None,
+            "state_directory": "/state",
+            "outbox_behind": None,
+            "outbox_behind_seconds": 0.0,
+            "vm": None,
+            "imds": "http://169.254.169.254",
+            "configuration": "",
+            "last_good_poll_at": None,
+            "last_good_poll_seconds_ago": None,
+            "sinks": {},
+        }
+        return (503 if reasons else 200), json.dumps(body).encode()
 
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Readyz)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     config = tmp_path / "config.toml"
-    config.write_text(f'[status]\nlisten = "127.0.0.1:{server.server_port}"\n')
     (tmp_path / "systemctl").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "systemctl").chmod(0o755)
     env = {
@@ -72,9 +62,9 @@ def try_tree(tmp_path):
         command = [sys.executable, PROGRAM, *arguments]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
-    yield run
-    server.shutdown()
-    server.server_close()
+    with answering(readyz) as port:
+        config.write_text(f'[status]\nlisten = "127.0.0.1:{port}"\n')
+        yield run
 
 
 def test_reasons_of_the_running_agent_are_printed(try_tree):

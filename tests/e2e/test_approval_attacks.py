@@ -109,7 +109,7 @@ def test_kills_neither_lose_nor_forge_approvals(stage, kills):
     stage.start()
     approved = [stage.event()]
     for _ in range(kills):
-        stage.portal.put(stage.vm_id, stage.anne.decide(approved[-1]), mallory.decide(stage.event(is_seen=False)))
+        stage.portal.put_all(stage.anne.decide(approved[-1]), mallory.decide(stage.event(is_seen=False)))
         time.sleep(chance.choice([0.0, 0.01, 0.05, chance.uniform(0, 0.5)]))
         stage.agent.kill()
         stage.restart()

@@ -18,6 +18,7 @@ from typing import Any
 import doc_pages
 import pytest
 import requests
+from waiting import until
 
 from bridge.agent.control_requests import read_status
 from bridge.cli.connect import Reader
@@ -45,15 +46,6 @@ receivers: [{name: us, webhook_configs: [{url: "http://%s/notify", send_resolved
 """
 
 
-def eventually(question: Callable[[], Any]) -> Any:
-    """Return the first true result of *question*."""
-    pause, deadline = threading.Event(), time.monotonic() + PATIENCE_SECONDS
-    while not (answer := question()):
-        assert time.monotonic() < deadline, "the condition did not occur in time"
-        pause.wait(0.05)
-    return answer
-
-
 class Alertmanager:
     """Alertmanager in *directory*, at one address for all starts, and the receiver of its notifications."""
 
@@ -77,7 +69,7 @@ class Alertmanager:
         ]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        eventually(lambda: is_up(self.url))
+        until(lambda: is_up(self.url))
 
     def stop(self) -> None:
         """Stop Alertmanager like systemd. It then saves its notifications, but not its alerts."""
@@ -165,12 +157,12 @@ def test_alert_fires_and_resolves(alertmanager: Alertmanager, sink: Any, transit
     each = sink(path="/" if transition is Transition.ENDED else "")
     each.check()
     each.send([record(event_id, Transition.SCHEDULED)])
-    (alert,) = eventually(lambda: alertmanager.alerts(event_id))
+    (alert,) = until(lambda: alertmanager.alerts(event_id))
     assert alert["status"]["state"] in {"active", "unprocessed"}
-    eventually(lambda: "firing" in alertmanager.notifications(event_id))
+    until(lambda: "firing" in alertmanager.notifications(event_id))
     each.send([record(event_id, transition)])
-    eventually(lambda: not alertmanager.alerts(event_id))
-    eventually(lambda: "resolved" in alertmanager.notifications(event_id))
+    until(lambda: not alertmanager.alerts(event_id))
+    until(lambda: "resolved" in alertmanager.notifications(event_id))
 
 
 def test_event_that_changes_its_type_keeps_one_alert(alertmanager: Alertmanager, sink: Any) -> None:
@@ -240,15 +232,15 @@ def test_restarted_alertmanager_gets_its_alerts_back_without_notifications(
     directory.mkdir()
     with alertmanager_in(directory) as running:
         agent(running.url)
-        eventually(lambda: len(running.alerts()) == len(ids))
+        until(lambda: len(running.alerts()) == len(ids))
         for event_id in ids.values():
-            eventually(lambda: running.notifications(event_id))  # noqa: B023
+            until(lambda: running.notifications(event_id))  # noqa: B023
         before = running.labels()
 
         running.stop()
         running.start()
         since = time.monotonic()
-        eventually(lambda: running.labels() == before)
+        until(lambda: running.labels() == before)
         assert time.monotonic() - since < REFRESH_SECONDS + 2.0
         threading.Event().wait(REFRESH_SECONDS)
         assert {event_id: running.notifications(event_id) for event_id in ids.values()} == {
@@ -258,15 +250,15 @@ def test_restarted_alertmanager_gets_its_alerts_back_without_notifications(
         running.stop()
         running.delete_data()
         running.start()
-        eventually(lambda: running.labels() == before)
+        until(lambda: running.labels() == before)
 
         azure.world.start(ids["Freeze"])
         azure.world.complete(ids["Freeze"])
         azure.world.cancel(ids["Reboot"])
         azure.world.cancel(ids["Redeploy"])
-        eventually(lambda: not running.alerts())
+        until(lambda: not running.alerts())
         for event_id in ids.values():
-            eventually(lambda: running.notifications(event_id)[-1] == "resolved")  # noqa: B023
+            until(lambda: running.notifications(event_id)[-1] == "resolved")  # noqa: B023
     account = Reader(tmp_path / "state").ask(read_status).totals.sinks["alerts"]
     # Two or three records of the Freeze, and two of each other event. A refresh counts once more.
     assert account.accepted == account.delivered
@@ -282,17 +274,17 @@ def test_killed_alertmanager_repeats_active_alerts_and_misses_endings(
     directory.mkdir()
     with alertmanager_in(directory) as running:
         agent(running.url)
-        eventually(lambda: running.notifications(lasting) and running.notifications(ending))
+        until(lambda: running.notifications(lasting) and running.notifications(ending))
         assert all("WestNO_0" in alert["annotations"]["summary"] for alert in running.alerts())
 
         running.kill()
         azure.world.cancel(ending)
         running.start()
-        eventually(lambda: running.notifications(lasting) == ["firing", "firing"])
+        until(lambda: running.notifications(lasting) == ["firing", "firing"])
         account = Reader(tmp_path / "state")
-        eventually(lambda: account.ask(read_status).totals.sinks["alerts"].pending == 0)
+        until(lambda: account.ask(read_status).totals.sinks["alerts"].pending == 0)
         azure.world.cancel(lasting)
-        eventually(lambda: running.notifications(lasting)[-1] == "resolved")
+        until(lambda: running.notifications(lasting)[-1] == "resolved")
         assert running.alerts() == []
         assert running.notifications(ending) == ["firing"]
 

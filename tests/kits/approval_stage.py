@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from outside_portal import OutsidePortal, Signer
+from outside_portal import Signer
+from small_portal import Asked, Said, SmallPortal
 
 from bridge.testing import EventSpec, Fault, Simulator
 
 RULE = '[[approval.rules]]\nname = "all"\naction = "approve"\nresources = "any"\nact = "each"\n'
 NOTHING = '{"DocumentIncarnation": 0, "Events": []}'
+
+#: So many decisions of the tests are far below the limit of one mebibyte for a response.
+_PAGE = 250
 
 Record = Mapping[str, Any]
 
@@ -28,6 +32,41 @@ def only(*records: Record) -> Counter[str]:
     return Counter(record["event"]["event_id"] for record in records)
 
 
+class OpenPortal(SmallPortal):
+    """Serves the agent of one VM without a token, and returns many decisions in several responses."""
+
+    _asked = 0
+
+    def refused(self, asked: Asked) -> Said | None:
+        """Note the index of the poll."""
+        self._asked = asked.index
+        return None
+
+    def value(self, asked: Asked) -> dict[str, Any]:
+        value = super().value(asked)
+        page = value["decisions"][:_PAGE]
+        if len(page) < len(value["decisions"]):
+            value |= {"decisions": page, "index": max(asked.index, 1) + len(page)}
+        return value
+
+    def is_read(self) -> bool:
+        """Return whether the agent has polled with the last index, so that it has received every decision."""
+        return self._asked == self.newest
+
+    def put_all(self, *tokens: str) -> None:
+        """Add *tokens* at once."""
+        with self.changed:
+            for token in tokens:
+                self.put(token)
+
+    def toml(self, *signers: Signer, required_approvals: int = 1) -> str:
+        """Return `[approval.remote]` for an agent that trusts *signers*."""
+        return (
+            f'[approval.remote]\nurl = "{self.url}"\nwait_seconds = 5\nrequired_approvals = {required_approvals}\n'
+            + "".join(signer.table() for signer in signers)
+        )
+
+
 class Stage:
     """*agent* on one VM of *azure* with its portal and the signers `anne` and `boris`. Keys are in *directory*."""
 
@@ -36,8 +75,8 @@ class Stage:
         self._keys = directory / "keys"
         self._keys.mkdir()
         self.anne, self.boris = self.signer("anne"), self.signer("boris")
-        self.portal = OutsidePortal(self.anne, self.boris)
         self.vm_id = azure.machines[0].vm_id
+        self.portal = OpenPortal(self.anne, vm_id=self.vm_id, token="")
 
     def signer(self, kid: str) -> Signer:
         """Return a new signer with a key."""
@@ -47,7 +86,8 @@ class Stage:
 
     def configure(self, *signers: Signer, rules: str = "", **options: Any) -> None:
         """Write a configuration that trusts *signers*, by default anne and boris."""
-        self.agent.configure(self.azure.endpoint, f"[approval]\n{rules}{self.portal.toml(*signers, **options)}")
+        remote = self.portal.toml(*(signers or (self.anne, self.boris)), **options)
+        self.agent.configure(self.azure.endpoint, f"[approval]\n{rules}{remote}")
 
     def start(self, *signers: Signer, **options: Any) -> None:
         """Start the agent, and wait until it has polled the portal and Azure."""
@@ -130,7 +170,7 @@ class Stage:
 
     def put(self, *tokens: str) -> None:
         """Add *tokens* to the portal, and wait until the agent has received them."""
-        self.portal.put(self.vm_id, *tokens)
+        self.portal.put_all(*tokens)
         self.wait(self.portal.is_read)
 
     def control(self, signer: Signer | None = None) -> Record:
