@@ -56,9 +56,9 @@ class Table:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
 
 
-def styled(text: str, *, bold: bool = False, colour: Colour | None = None, to: TextIO | None = None) -> str:
-    """Return *text* with a style if the stream *to* is a terminal."""
-    if not (is_terminal(to) and not os.environ.get("NO_COLOR")):
+def styled(text: str, *, bold: bool = False, colour: Colour | None = None) -> str:
+    """Return *text* with a style if standard output is a terminal and NO_COLOR is not set."""
+    if not is_terminal() or os.environ.get("NO_COLOR"):
         return text
     return click.style(text, bold=bold or None, fg=colour)
 

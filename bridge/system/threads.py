@@ -85,7 +85,7 @@ class RunningTime:
         self._at = time.monotonic()
         self._longest = 0.0
 
-    def next_wait(self, at_most: float = _LONGEST_WAIT_SECONDS) -> float:
+    def next_wait(self) -> float:
         """Return the length of the next wait in seconds, or 0 after the time limit.
 
         The time since the previous call counts toward the limit.
@@ -95,5 +95,6 @@ class RunningTime:
         if elapsed - self._longest > _STALL_SECONDS and self._longest:
             elapsed = self._longest * _COUNTED_OF_A_STALL
         self.left_seconds -= elapsed
-        self._longest = min(at_most, max(self.left_seconds / 4, _SHORTEST_WAIT_SECONDS), max(self.left_seconds, 0.0))
+        step = min(_LONGEST_WAIT_SECONDS, max(self.left_seconds / 4, _SHORTEST_WAIT_SECONDS))
+        self._longest = min(step, max(self.left_seconds, 0.0))
         return self._longest
