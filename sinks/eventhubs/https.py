@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from bridge.sink import DeliveryFailed, DeliveryRejected, TransitionRecord
+import msgspec
+
+from bridge.sink import DeliveryFailed, TransitionRecord
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
 from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
@@ -31,22 +33,13 @@ class HttpsSender:
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
         self._access = access
-        self._http = HttpConfig(
-            name=config.name,
-            timeout_seconds=config.timeout_seconds,
-            ca_file=config.ca_file,
-            proxy=config.proxy,
-            proxy_file=config.proxy_file,
-            proxy_env=config.proxy_env,
-        )
+        self._http = msgspec.convert(config, HttpConfig, from_attributes=True)
         self._endpoint: Endpoint | None = None
         self._is_closed = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send the record of *batch* in a POST request."""
-        if len(batch) > 1:
-            raise DeliveryRejected("Over HTTPS, a request contains one record.")
-        record = batch[0]
+        (record,) = batch
         endpoint, headers, left = self._prepared("/messages")
         headers |= {
             "Content-Type": CONTENT_TYPE,
