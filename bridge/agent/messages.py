@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.config.loader import Settings
-from bridge.metrics.metrics import own_version
+from bridge.events.otel_resource import own_version
 
 logger = logging.getLogger(__name__)
 

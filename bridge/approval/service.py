@@ -15,8 +15,9 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.config.settings import Settings
 from bridge.events.event import VmIdentity
+from bridge.events.otel_resource import own_version
 from bridge.imds.client import ImdsClient
-from bridge.metrics.metrics import Metrics, own_version
+from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 

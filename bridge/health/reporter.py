@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bridge.clock import format_time
+from bridge.events.otel_resource import own_version
 from bridge.health.readiness import (
     ImdsState,
     Readiness,
@@ -22,7 +23,7 @@ from bridge.health.readiness import (
     why_sink_is_not_ready,
 )
 from bridge.health.server import Response
-from bridge.metrics.metrics import CONTENT_TYPE, Metrics, own_version
+from bridge.metrics.metrics import CONTENT_TYPE, Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch

@@ -30,7 +30,7 @@ from bridge.metrics.collectors import PREFIX, ChannelMetrics, OutboxCollector, S
 if TYPE_CHECKING:  # the portal imports this module and has no outbox
     from bridge.outbox.outbox import Outbox
 
-__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "SinkMetrics", "own_version"]
+__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "SinkMetrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -19,7 +19,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from bridge.metrics.metrics import own_version
+from bridge.events.otel_resource import own_version
 from bridge.portal.store.events import DECISIONS
 
 _NAMESPACE = "scheduled_events_portal"

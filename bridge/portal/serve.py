@@ -27,9 +27,9 @@ from uvicorn.server import HANDLED_SIGNALS
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError
+from bridge.events.otel_resource import own_version
 from bridge.http.failures import is_loopback
 from bridge.logs import ThrottledLog
-from bridge.metrics.metrics import own_version
 from bridge.portal.app import Application
 from bridge.portal.audit import Entry
 from bridge.portal.check_config import load_certificate
