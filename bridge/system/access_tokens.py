@@ -18,7 +18,7 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from enum import Enum
 from functools import partial
@@ -116,7 +116,7 @@ class RenewedToken:
         return token != self._token
 
     def close(self) -> None:
-        """Wake the threads that wait for a token. A running request is not canceled."""
+        """Wake all waiting threads. A running request is not canceled."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
@@ -267,18 +267,12 @@ class AttestedToken(RenewedToken):
         *,
         portal: str,
         clock: Clock = REAL_CLOCK,
-        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+        pause: Callable[[Collection[Future[Any]], float], object] = wait,
     ) -> None:
         super().__init__(self._attest, source=f"The portal at {portal}", clock=clock)
         self._post = post
         self._document = document
-        self._wait = wait
-        self._stop = threading.Event()
-
-    def close(self) -> None:
-        """Cancel the wait of another thread, and send no more requests."""
-        self._stop.set()
-        super().close()
+        self._pause = pause
 
     def _attest(self) -> AccessToken:
         try:
@@ -303,11 +297,11 @@ class AttestedToken(RenewedToken):
                 raise self._refused(response, TOKEN_PATH, "The next attempt uses another challenge.")
             if self._clock.monotonic() + wait_seconds > ends_at:
                 raise self._refused(response, TOKEN_PATH, _STALE)
-            self._wait(self._stop, wait_seconds)
+            self._pause([self._closed], wait_seconds)
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
 
     def _response(self, path: str, body: bytes) -> requests.Response:
-        if self._stop.is_set():
+        if self._closed.done():
             raise CredentialFailed(f"{self._source}: the request was canceled.", needs_attention=False)
         response = self._post(path, body)
         if response.status_code == _OK or (response.status_code == _CONFLICT and path == TOKEN_PATH):

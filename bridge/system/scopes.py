@@ -1,4 +1,4 @@
-"""Checks an Entra ID scope without importing requests, which `access_tokens` imports."""
+"""Checks an Entra ID scope without importing ssl, which `access_tokens` imports."""
 
 from __future__ import annotations
 

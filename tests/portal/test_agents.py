@@ -122,7 +122,7 @@ def test_repeated_documents_of_imds_recover_with_the_same_challenge(portal, imds
         return posted(portal, path, body)
 
     token = AttestedToken(
-        post, imds().attested_document, portal=portal.url, wait=lambda _, seconds: waits.append(seconds)
+        post, imds().attested_document, portal=portal.url, pause=lambda _, seconds: waits.append(seconds)
     )
     assert token.current(wait_seconds=PATIENCE_SECONDS).token
     token.close()

@@ -61,12 +61,11 @@ def token(clock):
     def make(portal, document=lambda nonce: f"document of {nonce}", **options):
         waits = []
 
-        def wait(stop, seconds):
+        def pause(_, seconds):
             waits.append(seconds)
             clock.advance(seconds)
-            return stop.is_set()
 
-        found = AttestedToken(portal, document, portal="https://p", **{"clock": clock.clock, "wait": wait, **options})
+        found = AttestedToken(portal, document, portal="https://p", **{"clock": clock.clock, "pause": pause, **options})
         found.waits = waits
         made.append(found)
         return found
