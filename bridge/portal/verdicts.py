@@ -31,7 +31,7 @@ import msgspec
 from bridge.portal.user_names import issuer_of
 
 WITHDRAW_HOLD = "Withdraw the hold to approve the event."
-NO_KEY = "This portal has no key. Sign the decision with `decide --to`, and the portal forwards it."
+NO_KEY = "This portal has no key. Sign the decision with `decide`, and send it to the portal."
 #: The number of events that a person can approve at once.
 MOST_APPROVED = 20
 _MOST_CHARACTERS = 256
