@@ -54,7 +54,7 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
     """The settings of the sink type `apprise`."""
 
     urls_file: str | None = None
-    """A file with Apprise URLs, one per line. The agent reads the file again after a change."""
+    """A file with Apprise URLs, one per line. The agent rereads the file when it changes."""
     urls_env: str | None = None
     """An environment variable with Apprise URLs, separated by spaces."""
 

@@ -74,7 +74,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     """Environment variables of the agent to remove. The agent also removes the variables named by `*_env` keys, and the
     variables with secrets for credentials, such as AZURE_CLIENT_SECRET."""
     pass_environment: tuple[str, ...] = ()
-    """Environment variables to pass to the program although they contain secrets."""
+    """Environment variables to pass to the program even though they contain secrets."""
     directory: str | None = None
     """The working directory of the program. Default: the working directory of the agent."""
 

@@ -220,7 +220,7 @@ def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after a rename.
 
     The metrics of OLD count the moved records as discarded. If NEW has already received one of the records in the last
-    7 days (state.keep_delivered_seconds), the agent does not send this record again.
+    7 days (state.keep_delivered_seconds), the agent does not resend this record.
     """
 
 

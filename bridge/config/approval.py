@@ -68,7 +68,7 @@ class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
     command: _Command | None = None
     """A program with its arguments, such as a drain. It must exit with 0 before the approval. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
-    """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
+    """Time limit of the command in seconds, at most a day. At the limit, the agent kills it and approves nothing."""
     command_covers_all: bool = False
     """true: the command prepares every VM of the event, so the rule also matches events that name other VMs."""
 
@@ -89,7 +89,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     approver: _Text
     """The name of the signer: the `iss` of the decisions. Two keys with the same approver count as one approver."""
     public_key_file: _Text
-    """A file with the public key (Ed25519, PEM) from `keygen`, read again when it changes. If the file is missing, the
+    """A file with the public key (Ed25519, PEM) from `keygen`, reread when it changes. If the file is missing, the
     agent runs, but ignores decisions signed with this key."""
 
     def trusted(self) -> TrustedKey:
@@ -103,7 +103,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: Annotated[str, Check(_portal_url)]
     """URL of the portal, to which the agent adds `/vms/{vmId}/decisions`. Plain http requires a loopback address."""
     token_file: _Text | None = None
-    """A file with the bearer token for the portal, read again when it changes."""
+    """A file with the bearer token for the portal, reread when it changes."""
     token_env: _Text | None = None
     """Alternative: an environment variable with the bearer token."""
     credential: Literal["attested"] | None = None
@@ -124,7 +124,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A program with its arguments, such as a drain. It must exit with 0 before the agent approves an event for the
     portal. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
-    """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
+    """Time limit of the command in seconds, at most a day. At the limit, the agent kills it and approves nothing."""
     command_covers_all: bool = False
     """true: the command prepares every VM of the event. The portal then sends an approval only to this VM."""
     keys: tuple[KeySettings, ...] = ()

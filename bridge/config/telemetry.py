@@ -45,7 +45,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     interval_seconds: Annotated[float, Meta(ge=1, le=_LONGEST_SECONDS)] | None = None
     """Seconds between two pushes. Default: $OTEL_METRIC_EXPORT_INTERVAL (milliseconds), else 60."""
     headers_file: Annotated[str, Meta(min_length=1)] | None = None
-    """A file with headers, one `Name: value` per line, read again when it changes. Default: the headers in
+    """A file with headers, one `Name: value` per line, reread when it changes. Default: the headers in
     $OTEL_EXPORTER_OTLP_METRICS_HEADERS or $OTEL_EXPORTER_OTLP_HEADERS."""
     ca_file: Annotated[str, Meta(min_length=1)] | None = None
     """A PEM file with the trusted certificate authorities. Default: $OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE, else

@@ -139,7 +139,7 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[agents]``: the credentials of agents. At least one kind is required."""
 
     token_file: _Text | None = None
-    """A file with the bearer tokens of agents, one per line. The portal reads the file again when it changes. A VM with
+    """A file with the bearer tokens of agents, one per line. The portal rereads the file when it changes. A VM with
     such a token can send records for every VM."""
     token_env: _Text | None = None
     """The environment variable with the token."""
@@ -172,7 +172,7 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[readers]``: the tokens of programs that read events and the audit."""
 
     token_file: _Text | None = None
-    """A file with the bearer tokens of readers, one per line. The portal reads the file again when it changes."""
+    """A file with the bearer tokens of readers, one per line. The portal rereads the file when it changes."""
     token_env: _Text | None = None
     """The environment variable with the token."""
 
@@ -203,7 +203,7 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     client_id: _Text
     """The ID of the portal at the provider. The redirect URI is `ORIGIN/login/callback`."""
     client_secret_file: _Text | None = None
-    """A file with the secret of the client. The portal reads the file again for each login."""
+    """A file with the secret of the client. The portal rereads the file for each login."""
     client_secret_env: _Text | None = None
     """The environment variable with the secret."""
     scopes: tuple[_Text, ...] = ("openid", "profile")
@@ -296,7 +296,7 @@ class InventorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[inventory]``: a list of VMs that determines their names, scopes, and groups."""
 
     file: _Text | None = None
-    """A CSV or JSON file with the columns vmId, name, resourceGroup, and labels. The portal reads the file again when
+    """A CSV or JSON file with the columns vmId, name, resourceGroup, and labels. The portal rereads the file when
     it changes. A VM that is not in the file is in no scope and no group."""
 
 

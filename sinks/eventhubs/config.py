@@ -28,7 +28,7 @@ class EventHubsConfig(ServerConfig, frozen=True, kw_only=True):
     client_id: str | None = None
     """The client ID of a user-assigned managed identity. Default: the system-assigned identity."""
     connection_string_file: str | None = None
-    """A file with the connection string. The agent reads the file again after a change."""
+    """A file with the connection string. The agent rereads the file when it changes."""
     connection_string_env: str | None = None
     """An environment variable with the connection string."""
     transport: Literal["amqp", "amqp_websocket", "https"] = "amqp"

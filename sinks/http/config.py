@@ -29,7 +29,7 @@ class ServerConfig(SinkConfig, frozen=True, kw_only=True):
     proxy: str | None = None
     """URL of an HTTP proxy. The agent ignores proxies in environment variables."""
     proxy_file: str | None = None
-    """A file with the proxy's URL, for a URL with a password. The agent reads the file again after a change."""
+    """A file with the proxy's URL, for a URL with a password. The agent rereads the file when it changes."""
     proxy_env: str | None = None
     """An environment variable with the proxy's URL, for a URL with a password."""
 
@@ -52,9 +52,9 @@ class HttpConfig(ServerConfig, frozen=True, kw_only=True):
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Headers to send with every request. Put secrets into headers_file."""
     headers_file: str | None = None
-    """A file with more headers, one `Name: value` per line. The agent reads the file again after a change."""
+    """A file with more headers, one `Name: value` per line. The agent rereads the file when it changes."""
     bearer_token_file: str | None = None
-    """A file with the token for `Authorization: Bearer`. The agent reads the file again after a change."""
+    """A file with the token for `Authorization: Bearer`. The agent rereads the file when it changes."""
     bearer_token_env: str | None = None
     """An environment variable with the token for `Authorization: Bearer`."""
     entra_scope: str | None = None

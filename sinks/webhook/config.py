@@ -36,7 +36,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """The destination of the POST requests. For alertmanager, the base URL is enough. Every format except
     pagerduty requires url, url_file, or url_env. With format template, the part after the host can be a template."""
     url_file: str | None = None
-    """A file with the URL, for a URL with a secret path. The agent reads the file again after a change."""
+    """A file with the URL, for a URL with a secret path. The agent rereads the file when it changes."""
     url_env: str | None = None
     """An environment variable with the URL."""
     format: Literal["cloudevents", "alertmanager", "pagerduty", "template"] = "cloudevents"
@@ -46,7 +46,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     for Azure's attested document of this VM. The VM stores no secret."""
     secret_file: str | None = None
     """A file with Standard Webhooks secrets (whsec_...), one per line. Each secret signs every request, to support
-    rotation. The agent reads the file again after a change."""
+    rotation. The agent rereads the file when it changes."""
     secret_env: str | None = None
     """An environment variable with a Standard Webhooks secret."""
     refresh_seconds: Annotated[float, _REFRESH] | None = None
