@@ -92,9 +92,9 @@ def resource_of(push):
 
 
 def test_stop_pushes_the_final_totals_with_the_resource_of_the_logs(start, settings_for, receiver, azure):
-    agent = start(settings_for())
+    agent = start(settings_for("interval_seconds = 3600"))
     azure.world.add_event(EventSpec(event_type="Freeze"))
-    until(lambda: b'records_total{transition="scheduled"} 1.0' in agent.metrics.exposition())
+    until(lambda: b'sink_delivered_total{sink="stdout"} 1.0' in agent.metrics.exposition())
     agent.stop()
     last = pushes(receiver)[-1]
     assert receiver.requests[-1].path == "/v1/metrics"
