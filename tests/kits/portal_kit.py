@@ -54,6 +54,16 @@ def portal_table(directory: Path, **tables: Any) -> dict[str, Any]:
     return whole
 
 
+def portal_config(directory: Path, **tables: Any) -> Path:
+    """Write the configuration of a portal with its state below *directory*, and return the file."""
+    lines: list[str] = []
+    for name, table in portal_table(directory / "state", **tables).items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    path = directory / "portal.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
 def attested_table(azure: Simulator, directory: Path) -> dict[str, Any]:
     """Write a new secret and the root certificates of *azure*, and return the table `agents.attested`."""
     (directory / "secret").write_text(f"{secrets.token_hex(20)}\n", encoding="utf-8")

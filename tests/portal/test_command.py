@@ -8,7 +8,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from portal_kit import portal_table
+from portal_kit import portal_config
 
 from bridge.cli.commands import commands
 from bridge.errors import BridgeError
@@ -21,12 +21,7 @@ AT = "2026-11-20T11:00:30.000Z"
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "portal.toml"
-    lines = []
-    for name, table in portal_table(tmp_path / "state").items():
-        lines += [f"[{name}]", *(f"{key} = '{value}'" for key, value in table.items())]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return portal_config(tmp_path)
 
 
 @pytest.fixture

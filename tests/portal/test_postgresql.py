@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 
@@ -12,7 +11,7 @@ import requests
 from click.testing import CliRunner
 from fleet_records import fleet_record
 from portal_databases import LOCKED, Database
-from portal_kit import RunningPortal, poll, portal_table
+from portal_kit import RunningPortal, poll, portal_config
 from portal_pair import Pair, bring, send
 from waiting import until
 
@@ -30,16 +29,7 @@ PASSWORD = "swordfish-of-a-test"
 
 @pytest.fixture
 def config(tmp_path, postgresql_database):
-    return written(tmp_path, postgresql_database.table)
-
-
-def written(directory, database):
-    path = directory / "portal.toml"
-    lines = []
-    for name, table in portal_table(directory / "state", database=database).items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return portal_config(tmp_path, database=postgresql_database.table)
 
 
 def run(*words, **more):
@@ -216,7 +206,7 @@ def test_address_with_nul_is_handled(tmp_path, database, path):
 
 def test_missing_tables_are_reported(tmp_path, postgresql):
     with postgresql.database(is_empty=True) as empty:
-        config = written(tmp_path, empty.table)
+        config = portal_config(tmp_path, database=empty.table)
         with pytest.raises(BridgeError, match=r"No database exists at postgresql:.* `portal migrate` creates it"):
             run("export", "--config", config)
         assert "empty database was migrated to step" in run("migrate", "--config", config).stdout

@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 import requests
 from fleet_records import fleet_record
-from portal_kit import AGENT_TOKEN, STRUCTURED, RunningPortal, portal_table
+from portal_kit import AGENT_TOKEN, STRUCTURED, RunningPortal, portal_config, portal_table
 from private_ca import PrivateCa
 
 from bridge.clock import REAL_CLOCK
@@ -73,13 +73,6 @@ def test_secret_file_that_other_users_can_read_is_rejected(tmp_path, section, ke
     inner.update(rest, **{key: str(secret)})
     with pytest.raises(ConfigurationError, match=rf"{section}.{key}: .*other users can read it.*chmod o-r"):
         check_secrets(read(table))
-
-
-def _toml(table):
-    lines = []
-    for name, inner in table.items():
-        lines += [f"[{name}]", *(f"{key} = '{value}'" for key, value in inner.items())]
-    return "\n".join(lines)
 
 
 def test_health_needs_no_token_and_is_only_on_the_operator_listener(portal):
@@ -163,8 +156,7 @@ def test_systemd_is_notified_when_the_portal_is_ready(tmp_path, monkeypatch):
 
 
 def test_command_serves_and_stops_within_five_seconds_of_a_signal(tmp_path, agent_env):
-    config = tmp_path / "portal.toml"
-    config.write_text(_toml(portal_table(tmp_path)), encoding="utf-8")
+    config = portal_config(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "bridge", "portal", "--config", str(config), "--log-format", "text"],
         env=agent_env,
@@ -196,4 +188,4 @@ def test_command_serves_and_stops_within_five_seconds_of_a_signal(tmp_path, agen
         process.kill()
         process.wait()
         process.stderr.close()
-    assert (tmp_path / "portal.db").stat().st_mode & 0o077 == 0 or os.name == "nt"
+    assert (tmp_path / "state/portal.db").stat().st_mode & 0o077 == 0 or os.name == "nt"

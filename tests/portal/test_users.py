@@ -25,7 +25,6 @@ from bridge.testing import ManualClock
 PASSWORD = "correct horse battery staple"  # of a test
 HASH = PasswordHasher().hash(PASSWORD)
 AT = "2026-11-20T11:00:00.000Z"
-HOST = {"host": "portal.example.net", "origin": "https://portal.example.net"}
 
 
 class SessionKit:

@@ -8,7 +8,7 @@ import shlex
 import doc_pages
 import pytest
 from click.testing import CliRunner
-from portal_kit import portal_table
+from portal_kit import portal_config
 
 from bridge.cli.commands import commands
 from bridge.portal.settings import load
@@ -20,11 +20,7 @@ PASSWORD = "correct horse battery"  # of a test
 
 @pytest.fixture
 def run(tmp_path):
-    path = tmp_path / "portal.toml"
-    lines = []
-    for name, table in portal_table(tmp_path / "state").items():
-        lines += [f"[{name}]", *(f"{key} = '{value}'" for key, value in table.items())]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path = portal_config(tmp_path)
 
     def invoke(*words, typed=""):
         argv = ["portal", *words[:2], "--config", str(path), *words[2:]]

@@ -4,7 +4,7 @@
 
 Prints one line of JSON with its ports. The control port: GET /state; POST /faults with a list of
 `{"kind": ..., "count": 1}` (reject, release, modify, no_ack, late, late_ack, drop_before, drop_after, detach), which
-apply to the next transfers in order; DELETE /faults; POST /settings (the fields of hub.Settings); POST /drop, which
+apply to the next transfers in order; POST /settings (the fields of hub.Settings); POST /drop, which
 resets every connection. The process ends at the end of its standard input, when its parent has ended.
 """
 
@@ -70,8 +70,6 @@ class Emulator:
         if command == "POST /faults":
             for fault in body:
                 hub.faults.extend([fault] * fault.get("count", 1))
-        elif command == "DELETE /faults":
-            hub.faults.clear()
         elif command == "POST /settings":
             hub.settings = Settings(**{**vars(hub.settings), **body})
             (hub.may_read.set if hub.settings.is_reading else hub.may_read.clear)()
