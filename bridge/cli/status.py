@@ -122,7 +122,7 @@ def _agent(report: StatusReport, now: datetime) -> list[str]:
         known = report.known_at
         when = "" if known is None else f" The last saved change was at {_moment(known, now)}."
         return _loud(f"The agent is not running.{when}", "bright_red")
-    if agent.is_ready:
+    if not agent.reasons:
         lines = _loud("The agent is running and ready.", "green")
     else:
         lines = _loud("The agent is running, but not ready:", "bright_red")

@@ -79,11 +79,6 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     oldest_pending_seconds: float = 0.0
     sinks: dict[str, SinkReadiness]
 
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the agent polls, saves, and delivers."""
-        return self.status == "ready"
-
 
 def why_polling_is_not_ready(imds: ImdsState) -> list[str]:
     """Return a sentence if the last good response is too old, or if there was none yet."""
