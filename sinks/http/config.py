@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridge.sink import SinkConfig, check_scope, is_loopback, tls_file_problems
-from sinks.http.urls import plain_url, proxy_url
+from sinks.http.urls import check_plain_url, check_proxy_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -36,8 +36,8 @@ class ServerConfig(SinkConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
         if self.proxy is not None:
-            plain_url(self.proxy, key="proxy")
-            proxy_url(self.proxy, key="proxy")
+            check_plain_url(self.proxy, key="proxy")
+            check_proxy_url(self.proxy)
         check_tls_files(ca_file=self.ca_file)
 
     @property

@@ -12,7 +12,7 @@ import certifi
 
 from bridge.sink import DeadlineConnection, DeliveryFailed, Secret
 from sinks.http.config import HttpConfig, ServerConfig
-from sinks.http.urls import proxy_url
+from sinks.http.urls import check_proxy_url
 
 _PORTS = {"http": 80, "https": 443}
 #: Characters that are not escaped in a path or a query. Existing escapes are kept (RFC 3986).
@@ -55,7 +55,7 @@ class Proxy:
         url = self._url or self.secret.value()
         if url is not None:
             try:
-                proxy_url(url, key="proxy")
+                check_proxy_url(url)
             except ValueError as error:
                 raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
         return url

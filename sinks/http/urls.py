@@ -24,20 +24,17 @@ def http_url(url: str, *, key: str) -> SplitResult:
     return parts
 
 
-def plain_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*. Raise ValueError if it is invalid or contains a password."""
+def check_plain_url(url: str, *, key: str) -> None:
+    """Raise ValueError if *url* is invalid or contains a password."""
     parts = http_url(url, key=key)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"{key} contains a user name or a password. Put the whole URL into {key}_file or {key}_env.")
-    return parts
 
 
-def proxy_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*. Raise ValueError unless it is the URL of an HTTP proxy."""
-    parts = http_url(url, key=key)
-    if parts.scheme != "http":
-        raise ValueError(f"{key} must be a URL such as http://proxy:3128. Proxies over TLS are not supported.")
-    return parts
+def check_proxy_url(url: str) -> None:
+    """Raise ValueError unless *url* is the URL of an HTTP proxy."""
+    if http_url(url, key="proxy").scheme != "http":
+        raise ValueError("proxy must be a URL such as http://proxy:3128. Proxies over TLS are not supported.")
 
 
 def origin(url: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from bridge.sink import Secret
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private, one_of
-from sinks.http.urls import http_url, plain_url
+from sinks.http.urls import check_plain_url, http_url
 from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
@@ -120,7 +120,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         elif is_secret:
             http_url(url, key="url")
         else:
-            plain_url(url, key="url")
+            check_plain_url(url, key="url")
         if self.format == "pagerduty":
             pagerduty.check_url(url)
 

@@ -29,7 +29,7 @@ from bridge.sink import (
     how_to_install,
 )
 from sinks.http.endpoint import Endpoint
-from sinks.http.urls import plain_url
+from sinks.http.urls import check_plain_url
 from sinks.severity import look_of
 from sinks.webhook.alerts import details, portal_url, summary
 from sinks.webhook.format import Format, Message
@@ -106,7 +106,7 @@ class TemplateFormat(Format):
             self._url_text = text
         made = self._filled(self._url, record, "url").strip()
         try:
-            plain_url(made, key="url")
+            check_plain_url(made, key="url")
         except ValueError as error:
             raise DeliveryRejected(
                 f"The template creates an invalid URL: {error} Quote values with | urlencode."
