@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from eventhubs_emulator.process import NEEDS, started
 from private_ca import PrivateCa
+from waiting import until
 
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_contract import HttpPeer
@@ -143,7 +144,7 @@ def test_memory_and_first_record_of_eventhubs_with_managed_identity(
         monkeypatch.setitem(env, "AZURE_POD_IDENTITY_AUTHORITY_HOST", azure.endpoint)
         sinks = _MANAGED_IDENTITY.format(hub.ports["amqps"], ca.ca_file)
         agent = start_agent("agent", azure.endpoint, sinks=sinks, poll_interval_seconds=0.2, stdout=None)
-        _wait_for(lambda: sum("scheduledevents" in each.path for each in azure.requests) > 25)  # five seconds
+        until(lambda: sum("scheduledevents" in each.path for each in azure.requests) > 25, seconds=60)  # five seconds
         has_token = any(each.path == TOKEN_PATH for each in azure.requests)
         idle = agent.memory_bytes("VmRSS") / _MIB
         began_at = time.monotonic()
@@ -156,13 +157,6 @@ def test_memory_and_first_record_of_eventhubs_with_managed_identity(
     chart("memory", "agent: eventhubs, managed identity", value=after)
     assert has_token
     assert after <= 60
-
-
-def _wait_for(condition, *, within_seconds=60):
-    deadline, never = time.monotonic() + within_seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        never.wait(0.02)
 
 
 def _wait_for_lines(path, least, *, within_seconds):
@@ -194,7 +188,7 @@ def test_memory_of_the_metrics_push(*, serve, start_agent, env, figure, monkeypa
             )
             for name, table in tables.items()
         }
-        _wait_for(lambda: min(len(accepting.requests), len(silent.requests)) >= _PUSHES)
+        until(lambda: min(len(accepting.requests), len(silent.requests)) >= _PUSHES, seconds=60)
         mib = {name: agent.memory_bytes("VmRSS") / _MIB for name, agent in agents.items()}
     more = {name: used - mib["none"] for name, used in mib.items()}
     figure(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from portal_kit import RunningPortal, poll, portal_table
 from portal_users import local_user
 from sqlalchemy import func, select
+from waiting import until
 
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
@@ -93,11 +93,8 @@ class Office:
 
     def wait_for_stored_agents(self, count: int) -> None:
         """Wait until the portal has stored *count* agents, which a restart shows as reconnecting."""
-        until = time.monotonic() + 20
         query = select(func.count()).select_from(agents)
-        while self.store.read(lambda connection: connection.execute(query).scalar_one()) < count:
-            assert time.monotonic() < until, "the agents are not stored"
-            time.sleep(0.05)
+        until(lambda: self.store.read(lambda connection: connection.execute(query).scalar_one()) >= count)
 
     def tell_outcome(self, transition: Transition, result: str) -> None:
         """Send the outcome of the first approval from the agent of the first VM."""

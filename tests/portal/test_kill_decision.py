@@ -20,6 +20,7 @@ from portal_databases import audit_fault, of_file
 from portal_kit import poll
 from portal_pair import Pair, bring, say, send
 from portal_process import PortalProcess
+from waiting import until
 
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.event_details import verdicts_of
@@ -110,10 +111,7 @@ class Fleet:
         else:
             self.answered["after it"] += 1
             self._longest_seconds = min(1.0, 1.25 * self._longest_seconds)
-            until = time.monotonic() + 60
-            while not decide(living.url):
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            until(lambda: decide(living.url), seconds=60)
         if len(self.portals) > 1:
             dying.start()
 
@@ -157,9 +155,7 @@ def check(fleet):
         assert len(fleet.store.read(verdicts_of, [key])) == 1
     for vm, agent in enumerate(fleet.agents):
         wanted = [row.jws for row in rows if row.vm_key == vm_id_of(vm)]
-        until = time.monotonic() + 30
-        while len(agent.told) < len(wanted) and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda agent=agent, wanted=wanted: len(agent.told) >= len(wanted))
         assert agent.told == wanted  # each once and in order
     assert audit_fault(fleet.store) is None
 
@@ -179,10 +175,7 @@ def test_killing_one_of_two_processes_loses_and_duplicates_no_decision(
 
     def end_of_killed():
         """Wait until PostgreSQL has ended the connections of the process and decided its open commits."""
-        until = time.monotonic() + 30
-        while postgresql.sql(name, LEFT) != [(0,)]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: postgresql.sql(name, LEFT) == [(0,)])
 
     try:
         run(fleet, rounds, end_of_killed)
