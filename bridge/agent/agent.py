@@ -284,6 +284,7 @@ class Agent:
             self._run_every(0.0, "serving", self._serving.out_of_service_reason)
         if self._sampler.is_near:
             write_stamp(self._directory, Stamp(at=time.time(), boot_id=boot_id()))
+        self._run_every(_TEND_SECONDS, "approval files", self.approvals.check_files)
         self._run_every(_TEND_SECONDS, "workers", lambda: self.pool.start_missing(self._settings.sinks))
         heartbeat_seconds = self._settings.heartbeat.interval_seconds
         if heartbeat_seconds:

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 FRESH_SECONDS = 3.0
 _SAVE_SECONDS = 2.0
 _WAIT_FOR_POST_SECONDS = 1.0
-_IDLE_SECONDS = 5.0
+_IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 30.0
 #: If an evaluation needs more steps than this, two of the steps contradict each other.
@@ -96,12 +96,12 @@ class Approver:
         clock: Clock = REAL_CLOCK,
     ) -> None:
         keys = approval.trusted_keys()
-        self._files = ApprovalFiles(keys, configuration=settings.file, directory=directory, metrics=metrics)
+        self.files = ApprovalFiles(keys, configuration=settings.file, directory=directory, metrics=metrics)
         self._settings = approval
         self._outbox = outbox
         self._inbox = DecisionInbox(keys, outbox, vm=vm, clock=clock)
         self._rules = RuleEngine(approval, vm=vm, clock=clock)
-        self._submitter = Submitter(imds, self._files, clock=clock)
+        self._submitter = Submitter(imds, self.files, clock=clock)
         self._portal_read = portal_read
         self._clock = clock
         self._wake = threading.Event()
@@ -214,8 +214,7 @@ class Approver:
     def run_once(self) -> float:
         """Run all due steps. Return the seconds until the next run."""
         self._outbox.created_at()  # corrects a creation time in the future
-        self._files.check()
-        self._files.why_disabled()  # logs a change
+        self.files.why_disabled()  # logs a change
         self._recorder.refuse(self._inbox.receive_waiting(self._events))
         self._note_portal_read()
         answer = self._answer
@@ -295,7 +294,7 @@ class Approver:
     def _is_confirmed(self, approval: PendingApproval, document: Document, answered_at: Instant) -> bool:
         """Return whether *document*, the result of the last look, still allows *approval*."""
         answer = self._answer
-        if answer is None or self._stop.is_set() or self._files.why_disabled() or not self._may_approve():
+        if answer is None or self._stop.is_set() or self.files.why_disabled() or not self._may_approve():
             return False
         state = self._outbox.read(approvals.read_state)
         if self._clock.instant().seconds_since(answered_at) > FRESH_SECONDS:

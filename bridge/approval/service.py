@@ -78,6 +78,7 @@ class ApprovalService:
             metrics=self._metrics,
             clock=self._clock,
         )
+        self.check_files()
         if remote is not None:
             self._portal_poller = self._build_portal_poller(approval, remote, self.approver, imds)
 
@@ -99,7 +100,7 @@ class ApprovalService:
             ),
             vm=self._vm,
             receive=approver.receive,
-            stream_id=lambda: self._outbox.stream_id,
+            stream_id=partial(getattr, self._outbox, "stream_id"),
             metrics=self._metrics.approval_channel(),
             first_within_seconds=JITTER_SECONDS,
             clock=self._clock,
@@ -110,6 +111,12 @@ class ApprovalService:
         """Return the loop watches of the approver and the portal poller, by name."""
         loops = {"approver": self.approver, "portal": self._portal_poller}
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
+
+    def check_files(self) -> None:
+        """Check and log problems with key files and file permissions."""
+        if self.approver is not None:
+            self.approver.files.check()
+            self.approver.wake()
 
     def start(self) -> None:
         """Start the approver and the portal poller."""
