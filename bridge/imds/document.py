@@ -101,9 +101,9 @@ def parse_attested(body: bytes) -> str:
 def parse_not_before(text: str) -> datetime | None:
     """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    Azure uses the format of RFC 1123, and older API versions use ISO 8601. An ISO 8601 time without a zone is in UTC,
-    and the year 1 means that no time is set. The parser ignores the weekday, because an example in Microsoft's
-    documentation has a wrong weekday.
+    Azure writes times as in RFC 1123. Older API versions use ISO 8601, in which a time without a zone is in UTC. The
+    year 1 means that the event has no time. The parser ignores the weekday, because the weekday in an example of
+    Microsoft's documentation is wrong.
     """
     moment = _iso_8601(text.strip()) or _rfc_1123(text)
     try:

@@ -1,7 +1,7 @@
 """Checks files, variables, programs, and the state directory without the network.
 
-The checks do not change anything on the machine, and they run with the current user's permissions. Because root can
-read every file, `check-config` shows root a command that repeats the checks as the agent's user.
+The checks do not change anything on the machine, and they run with the current user's permissions. Root can read every
+file, so when root runs `check-config`, it prints the command to repeat the checks as the agent's user.
 """
 
 from __future__ import annotations

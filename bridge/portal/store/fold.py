@@ -64,8 +64,8 @@ def apply_changes(
 ) -> None:
     """Store the changed views and update their events.
 
-    Count all views of the events *recount* again, for example after a VM changed groups. Delete events without a view.
-    Lock the events *also_locked* together with the changed events, because all transactions lock in the same order.
+    Recount all views of the events *recount*, for example after a VM changed groups. Delete events without a view. Lock
+    the events *also_locked* together with the changed events. All transactions must lock events in the same order.
     """
     keys = sorted({each.new.event_key for each in changes}.union(recount))
     lock_events(connection, {*keys, *also_locked})
