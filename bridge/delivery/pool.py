@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-The pool replaces a worker only after the worker has ended or has been canceled. A canceled worker does not send any
-more records. When the agent stops or reloads its configuration, all workers share one deadline. Several hanging sinks
-therefore do not delay the agent longer than one.
+Before the pool replaces a worker, it waits for the worker to end, or cancels it so that it cannot send more records.
+When the agent stops or reloads its configuration, all workers share one deadline, so several hanging sinks delay the
+agent no longer than a single one would.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RELOAD_SECONDS = 2.0
 class WorkerPool:
     """Manages the delivery workers of all sinks.
 
-    Only one thread may call the methods that start or end workers.
+    The methods that start or end workers are not thread-safe. Call all of them from the same thread.
 
-    The workers resend records of active events only after *has_seen_document* returns True, which means that the agent
-    has received a valid Scheduled Events document. *attested* provides the access tokens that an ops portal issues for
-    this VM.
+    *has_seen_document* returns whether the agent has received a valid Scheduled Events document. Until it returns True,
+    the workers do not resend the records of active events. *attested* provides the access tokens that an ops portal
+    issues for this VM.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ cases, a wrong setting would park every record of a fleet. A sink marks such a r
 `DeliveryRejected.may_be_endpoint`. The endpoint is then the cause in two cases:
 
 - The endpoint has not accepted any record since the sink's configuration or a file that it names was changed.
-- The endpoint rejects records of different events in a row, and accepts no record in between. When the agent detects
-  this case, it has already parked the first of these records. It makes this record pending again.
+- The endpoint rejects records of different events in a row, and accepts no record in between. By the time the agent
+  detects this case, it has already parked the first of these records, so it makes that record pending again.
 
 If the endpoint rejects a record twice but accepts other records in between, the agent parks the rejected record.
 """
@@ -41,8 +41,8 @@ class Refusals:
     def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
         """Record that the endpoint accepted records.
 
-        *under* is the digest of the sink's settings. The method returns True if these are the first records that the
-        endpoint accepted since the digest changed.
+        *under* is the digest of the sink's current settings. Returns True if the endpoint accepted records for the
+        first time since these settings changed.
         """
         is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
@@ -78,9 +78,9 @@ class Refusals:
 def configuration_digest(sink: SinkSettings) -> str:
     """Return a hash that changes when the configuration of the sink changes.
 
-    The hash covers the settings of the sink, and the contents of the files and environment variables that its
-    ``*_file`` and ``*_env`` settings name. Call this function only on the sink's thread, because a read can hang if a
-    file server is down.
+    The hash covers the sink's settings and the contents of the files and environment variables that its ``*_file`` and
+    ``*_env`` settings name. Call this function only on the sink's thread, because reading a file can hang if a file
+    server is down.
     """
     keys = msgspec.structs.asdict(sink.config)
     found: list[object] = [sink.sink_class.__module__, sink.sink_class.__qualname__, keys]

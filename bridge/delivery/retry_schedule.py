@@ -3,7 +3,7 @@
 `bridge.backoff.delivery_gap` returns the delay between two attempts. In addition, these rules apply:
 
 - A `Retry-After` header sets a minimum delay for the whole sink, except for Preempt and Terminate events.
-- The delay of a Preempt or Terminate event is at most 2 s. A send in progress can extend this delay.
+- The delay of a Preempt or Terminate event is at most 2 s, but a send in progress can extend it.
 - After status 410, the agent sends nothing, not even Preempt and Terminate events, until a restart or `outbox retry`.
 
 If a send fails, the agent delays only records of the same event. If two sends in a row fail for different events, the
@@ -196,7 +196,7 @@ class RetrySchedule:
     def succeeded(self, event_keys: Iterable[str]) -> None:
         """End the pause of the sink, because the destination has responded.
 
-        The method also ends the delays of all other failing events, but only once for each event.
+        All other failing events also become due immediately, but each of them gets only one such early retry.
         """
         self.needed_no_request(event_keys)
         self._last_failed, self._failing_since = frozenset(), _NEVER
@@ -207,12 +207,12 @@ class RetrySchedule:
                 delay.until, delay.was_released = _LONG_AGO, True
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Remove the delays of events whose records were delivered without a request."""
+        """Clear the retry delays of events whose records the sink handled without a request."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
     def resume(self) -> None:
-        """End the pause, even after status 410, so that all records can be sent immediately."""
+        """End the pause, even one caused by status 410, and make all records due immediately."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
         self._last_failed, self._failing_since = frozenset(), _NEVER
         self._probes = 0

@@ -43,8 +43,8 @@ _NO_THREAD = "No thread can start. Raise the task limit (TasksMax, pids.max), or
 class Sender:
     """Runs calls on the thread of one sink. Only `cut` is thread-safe.
 
-    *build* creates the sink before the first call. *configuration* returns a digest of the sink's configuration, and
-    might read files.
+    *build* creates the sink. *configuration* returns a digest of the sink's configuration, which can require reading
+    files.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Sender:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _reap_abandoned(self) -> None:
-        """Wait briefly for the last abandoned thread. Raise DeliveryFailed if too many are left."""
+        """Wait briefly for the newest abandoned thread. Raise DeliveryFailed if too many remain."""
         self._abandoned[-1].wait_closed(min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE))
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
         for each in self._abandoned:
@@ -139,7 +139,7 @@ class _Overdue(Exception):
 class _Abandoned(BaseException):
     """Ends an abandoned thread.
 
-    The class derives from BaseException, because the code on the thread catches Exception.
+    It derives from BaseException, so that code on the thread that catches Exception does not catch it.
     """
 
 

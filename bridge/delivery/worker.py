@@ -108,7 +108,7 @@ class DeliveryWorker:
         self._woken.set()
 
     def resume(self) -> None:
-        """End a pause, even after status 410."""
+        """End the sink's pause, even one caused by status 410."""
         self._is_resumed = True
         self._woken.set()
 
@@ -311,7 +311,7 @@ class DeliveryWorker:
     def _delivered(self, batch: list[Delivery], *, under: str | None) -> None:
         """Mark *batch* as delivered.
 
-        *under* is the digest of the settings, or None if the sink made no request.
+        *under* is the digest of the sink's settings, or None if the sink handled the batch without a request.
         """
         is_first = under is not None and self._refusals.accepted([row.sequence for row in batch], under=under)
         self._store(batch, DeliveryState.DELIVERED, accepted_under=under if is_first else None)

@@ -1,7 +1,7 @@
 """Computes `active_event_ids`, the list of open events in every record.
 
-If a consumer misses the last record of an event, it can detect the end of the event in any later record, because the
-list no longer contains the event.
+A consumer that misses the last record of an event can still tell from any later record that the event is over, because
+the list no longer contains it.
 """
 
 from __future__ import annotations

@@ -313,12 +313,12 @@ def record_id(
 ) -> str:
     """Return the ID of a record: a UUIDv5 of the VM, the event, the transition, and *n*.
 
-    *n* is the number of earlier records of this VM with the same event key and the same `repeat_key`. A repeated
-    transition therefore gets a new ID. For an approval, the ID also depends on *outcome*, which contains the decision
-    ID and the result.
+    *n* is the number of earlier records of this VM that have the same event key and `repeat_key`, so a transition that
+    occurs again gets a new ID. For an approval, *outcome* contains the decision ID and the result, and the ID depends
+    on both.
 
-    The ID does not depend on a clock, the incarnation, or the evidence. If the agent observes the same transition again
-    after a crash, it therefore creates the same ID again.
+    The ID does not depend on the time, the incarnation, or the evidence. If the agent crashes and then observes the
+    same transition again, the ID is therefore the same.
     """
     return str(uuid.uuid5(NAMESPACE, _name([2, vm_key, event_key, transition.value], event, [n, *(outcome or ())])))
 

@@ -8,8 +8,8 @@ five good responses in a row show them:
 - a return from Started to Scheduled
 - an `updated` record that repeats an earlier record
 
-In two cases, the agent records an absence or a return to Scheduled only after all good responses have agreed for five
-minutes:
+In two cases, five responses are not enough, and the agent records an absence or a return to Scheduled only after all
+good responses have agreed for five minutes:
 
 - The event was absent and came back within the last five minutes.
 - The last good response was over 24 hours old. Azure then turns Scheduled Events on again, which can take five minutes.

@@ -17,9 +17,9 @@ the transition from other facts, and reports the certainty as *evidence*. The fi
     Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-After this VM boots, a Reboot or Redeploy event counts as completed in two cases: the boot was at or after NotBefore, or
-this agent approved the event. An earlier boot does not count, because a user might have rebooted the VM. The clocks of
-Azure and this VM can differ by up to one minute.
+A boot of this VM completes a Reboot or Redeploy event if it happened at or after NotBefore, or if this agent had
+approved the event. Any other boot does not count, because a user might have rebooted the VM. A boot up to one minute
+before NotBefore does count, because the clocks of Azure and this VM can differ.
 
 Microsoft's mock server uses a new EventId for each status of an event. An event therefore does not count as canceled if
 the first document without it contains another event with the same type, source, and Resources.

@@ -41,7 +41,7 @@ def directory_text(directory: Path) -> str:
 
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """The record counts of a sink, the age of its oldest record, and its need for attention."""
+    """A sink's record counts, the age of its oldest record, and whether it needs attention."""
 
     accepted: int
     delivered: int

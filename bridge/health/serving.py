@@ -68,8 +68,8 @@ class Serving:
     def observe(self, records: Sequence[TransitionRecord]) -> None:
         """Update the list of events that keep the VM out of service.
 
-        If a record proves that an event has ended, the event no longer keeps the VM out. If a record reports an ending
-        without proof, the VM stays out of service for `serving.after_seconds` more.
+        If a record proves that an event has ended, the event no longer keeps the VM out of service. If a record reports
+        the end without proof, the VM stays out of service for another `serving.after_seconds`.
         """
         with self._lock:
             out = self._read()

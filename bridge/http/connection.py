@@ -152,7 +152,7 @@ class _Connection(Watched):
             self.sock = context.wrap_socket(self.sock, server_hostname=self.tls_host)
 
     def send(self, data: Any) -> None:
-        """Collect the headers and the body, so that the client sends them in one packet."""
+        """Buffer the headers and the body, so that the client can send both in one packet."""
         if self._unsent is None:  # the request for a tunnel
             super().send(data)
         else:
@@ -161,8 +161,7 @@ class _Connection(Watched):
     def _send_collected(self) -> None:
         """Send the request.
 
-        If the server has closed the connection, the method raises no error, because the server might have sent a
-        response first.
+        Ignores an error if the server has closed the connection, because it might have sent a response first.
         """
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

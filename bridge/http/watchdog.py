@@ -6,9 +6,9 @@ The timeout in the `requests` library applies to each read, so a server that sen
 open indefinitely. When a request reaches its deadline, the watchdog shuts down its sockets, and any blocked send, TLS
 handshake, or read returns immediately.
 
-Each connection keeps a duplicate of its socket descriptor for two reasons: TLS replaces the original socket object, and
-a response with ``Connection: close`` can still be open after its connection is closed. Requests on an open connection
-do not need a new descriptor, so polling continues even if the process runs out of descriptors.
+Each connection keeps a duplicate of its socket for the watchdog, because TLS replaces the original socket object, and a
+response with ``Connection: close`` can outlive its connection. All requests on a connection share one duplicate, so
+polling continues even if the process runs out of file descriptors.
 
 The watchdog cannot interrupt a name lookup, because ``getaddrinfo`` does not expose a socket. Callers that use host
 names need a second deadline, such as the one in `bridge.delivery.sender`.
@@ -167,7 +167,7 @@ class Watched(http.client.HTTPConnection):
     def close(self) -> None:
         """Close the connection.
 
-        During a request, the duplicate socket stays open, so that the watchdog can still interrupt the read of the
+        If a request is still running, the duplicate socket stays open, so that the watchdog can still interrupt the
         response.
         """
         super().close()

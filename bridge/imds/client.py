@@ -61,9 +61,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class ImdsClient:
     """Sends requests to the metadata service of this VM. *clock* returns Unix time.
 
-    One thread can call `scheduled_events` while a second thread calls `identity` and a third thread calls
-    `start_requests`. Call `scheduled_events_again` and `start_requests` from the same thread, because they share a
-    connection.
+    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time, because each method
+    has its own connection. `scheduled_events_again` uses the connection of `start_requests`, so call both from the same
+    thread.
     """
 
     def __init__(self, settings: ImdsSettings, *, clock: Callable[[], float] = time.time) -> None:
@@ -141,8 +141,8 @@ class ImdsClient:
     def scheduled_events_again(self) -> Document:
         """Return the current document, requested over the connection of `start_requests`.
 
-        The request uses the api-version of the last poll. If the response also has the same body as the last poll, the
-        method returns the same Document object. It raises the same errors as `scheduled_events`.
+        The request uses the api-version of the last poll. If the body has not changed since that poll, the method
+        returns the same Document object. Raises the same errors as `scheduled_events`.
         """
         version = self.api_version
         return self._parsed(self._send(self._approval_connection, "GET", _events_path(version)).content, version)
@@ -154,8 +154,8 @@ class ImdsClient:
     def attested_document(self, nonce: str) -> str:
         """Return the document in which Azure signs this VM's identity and *nonce*, in base64.
 
-        The returned document can be an older one that contains a different nonce. The method raises the same errors as
-        `scheduled_events`, but the messages do not contain the nonce. Any thread can call this method.
+        IMDS can return an older document that contains a different nonce. Raises the same errors as `scheduled_events`,
+        but their messages never contain the nonce. Any thread can call this method.
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:

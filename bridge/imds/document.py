@@ -101,9 +101,9 @@ def parse_attested(body: bytes) -> str:
 def parse_not_before(text: str) -> datetime | None:
     """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    Azure writes times as in RFC 1123. Older API versions use ISO 8601, in which a time without a zone is in UTC. The
-    year 1 means that the event has no time. The parser ignores the weekday, because the weekday in an example of
-    Microsoft's documentation is wrong.
+    Azure writes times in the format of RFC 1123. Older API versions use ISO 8601, where a time without a zone is in
+    UTC. The year 1 means that no time is set. The parser ignores the weekday, because it is wrong in an example in
+    Microsoft's documentation.
     """
     moment = _iso_8601(text.strip()) or _rfc_1123(text)
     try:
@@ -204,7 +204,7 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
     """Remove the field *name* from *rest*, and return its converted value.
 
-    If *read* returns None, the value is invalid, and the field stays in *rest*.
+    If the value is invalid (*read* returns None), the field stays in *rest*.
     """
     field = rest.get(name)
     value = None if field is None else read(field)

@@ -2,6 +2,6 @@
 
 The last record of an event contains the result in the field `impact`.
 
-`judgement` decides whether a late timer or a clock step was a pause. `report` builds the impact of one event. Neither
-module reads a clock or does I/O. `sampler` reads the clocks on a separate thread.
+`sampler` reads the clocks, `judgement` decides whether a late timer or a clock step means that the VM was paused, and
+`report` builds the impact of one event. `judgement` and `report` read no clocks and do no I/O.
 """

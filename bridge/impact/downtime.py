@@ -34,7 +34,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downtime(msgspec.Struct, frozen=True, kw_only=True):
-    """The last stamp before a boot, the boot, and the agent's start, in Unix seconds."""
+    """The times of the last stamp, the next boot, and the agent's start, in Unix seconds."""
 
     last_alive_at: float
     booted_at: float
@@ -61,7 +61,7 @@ def downtime_after(
 ) -> Downtime | None:
     """Return the downtime before this start of the agent.
 
-    The result is None if the VM has not booted since *stamp*, or if the state directory does not survive a redeploy.
+    Returns None if the VM has not booted since *stamp* was written, or if a redeploy would delete the state directory.
     """
     if stamp is None or is_ephemeral or not has_booted(stamp.boot_id, current_boot_id) or now < stamp.at:
         return None
@@ -89,9 +89,9 @@ def write_stamp(directory: Path, stamp: Stamp) -> None:
 
 
 def stamp_stop(directory: Path, *, is_near: bool) -> None:
-    """When the agent stops, write the last stamp if the VM shuts down and an event is near.
+    """Write a last stamp if the agent stops because the VM shuts down near an event.
 
-    Otherwise, delete the stamp, because no downtime begins now.
+    Otherwise, delete the stamp, because this stop does not count as downtime.
     """
     if is_near and is_shutting_down():
         write_stamp(directory, Stamp(at=time.time(), boot_id=boot_id()))

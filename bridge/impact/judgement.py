@@ -54,8 +54,8 @@ class Verdict(str, Enum):
 def judge_delay(after: Reading, *, late_seconds: float, rate: float | None, counted: Reading, cpus: int) -> Verdict:
     """Return the cause of a timer that ended at *after*, *late_seconds* late.
 
-    *rate* is the usual number of context switches per second. *counted* is an earlier reading that contains a count of
-    context switches.
+    *rate* is the usual number of context switches per second. *counted* is an earlier reading, with which the function
+    compares *after*.
     """
     if late_seconds < MIN_LATE_SECONDS:
         return Verdict.ON_TIME
@@ -109,8 +109,8 @@ def steps_between(before: Reading, after: Reading) -> list[Step]:
 def date_step(before: float, after: float, *, raw: float) -> Step | None:
     """Return the step of the IMDS clock, which is a rise of its offset to the monotonic clock.
 
-    The ``Date`` header contains only whole seconds. Even without a step, the offsets of two responses can therefore
-    differ by up to one second.
+    The ``Date`` header has a resolution of one second, so the offsets of two responses can differ by up to one second
+    even if no clock has stepped.
     """
     seconds = after - before
     is_step = seconds > 2 * _DATE_RESOLUTION_SECONDS

@@ -1,7 +1,7 @@
-"""Detects pauses of the VM by comparing its clocks, and stores the most recent pauses.
+"""Detects pauses of the VM by comparing its clocks, and keeps the most recent ones.
 
-From 10 s before an event of this VM until its end, the thread reads the clocks every 50 ms. At other times, the poll
-thread reads the clocks after each wait, because waking a second thread would use more CPU time.
+From 10 s before an event of this VM until its end, a separate thread reads the clocks every 50 ms. At other times, the
+poll thread reads them after each wait, because waking another thread would use more CPU time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ONE_CLOCK = "Only one clock outside the VM shows the pause."
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause of the VM, a delay of the agent, or a delay with an unknown cause.
+    """A pause of the VM, a stall of the agent, or a delay whose cause is unknown.
 
     Times are in Unix seconds.
     """
@@ -163,16 +163,16 @@ class Sampler:
                 return
 
     def sample_poll(self, late_seconds: float) -> None:
-        """Check whether the VM was paused during a wait of the poll thread.
+        """Check whether the VM was paused while the poll thread waited.
 
-        The wait ended *late_seconds* late. While an event is near, the method has no effect, because the sampler's own
-        thread then checks for pauses.
+        The wait ended *late_seconds* late. While an event is near, the method does nothing, because the sampler's own
+        thread checks for pauses instead.
         """
         if not self._is_near.is_set():
             self._compare(self._now(), late_seconds)
 
     def sample_wait(self, wait_seconds: float) -> None:
-        """Check whether the VM was paused during a wait of the sampler's thread.
+        """Check whether the VM was paused while the sampler's thread waited.
 
         *wait_seconds* is the intended duration of the wait.
         """
@@ -180,7 +180,7 @@ class Sampler:
         self._compare(raw, raw - self._raw - wait_seconds)
 
     def _compare(self, raw: float, late_seconds: float) -> None:
-        """Read all clocks if the wait was late or the last reading is old."""
+        """Read all clocks if the wait ended late or the next reading is due."""
         if late_seconds >= MIN_LATE_SECONDS or raw >= self._read_at:
             self._sample(late_seconds)
         else:
@@ -218,7 +218,7 @@ class Sampler:
     def _step(self, step: Step, began_at: float) -> None:
         """Report a step that a second clock confirms.
 
-        The most precise of these clocks determines the length of the step.
+        The length of the step is taken from the most precise of the clocks that show it.
         """
         if confirmed(step, list(self._steps)):
             same = [step, *(each for each in self._steps if confirmed(step, [each]))]

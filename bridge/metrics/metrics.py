@@ -169,7 +169,7 @@ class Metrics:
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
-        """Set how many approval files other users can change, and how many keys are unusable."""
+        """Report how many approval files other users can change and how many keys are unusable."""
         self._unsafe_files.set(unsafe)
         self._unusable_keys.set(unusable_keys)
 

@@ -1,8 +1,8 @@
 """Converts the metrics of one scrape to an OTLP request.
 
 The metrics have the same names in OTLP and on the page /metrics, so the same queries, alerts, and dashboards work with
-both. The module does not use the instruments of the OpenTelemetry SDK, because each metric would then need a second
-definition.
+both. The module does not use the instruments of the OpenTelemetry SDK, because each metric would then have to be
+defined twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 def encode(metrics: Metrics, attributes: Mapping[str, str], outbox_created_at: str | None) -> bytes:
     """Return *metrics* as an ExportMetricsServiceRequest with the resource *attributes*.
 
-    The totals in the outbox count from *outbox_created_at*. All other totals count from the start of the agent.
+    The totals from the outbox are counted since *outbox_created_at*, and all others since the agent started.
     """
     now = time.time_ns()
     starts = {False: int(metrics.created_at * _NANOSECONDS)}

@@ -61,7 +61,7 @@ class MetricsPush:
         self._stopping.set()
 
     def close(self, wait_seconds: float = 0.0) -> None:
-        """Wait up to *wait_seconds* for the last push to finish, and then cancel it."""
+        """Wait up to *wait_seconds* for the last push, and cancel it if it is still running."""
         self._stopping.set()
         self._thread.join(wait_seconds)
         self._client.close()
@@ -73,7 +73,7 @@ class MetricsPush:
         self._push(min(_LAST_PUSH_SECONDS, self.settings.timeout_seconds))
 
     def _push(self, deadline_seconds: float) -> float:
-        """Push once. Return the delay in seconds that the receiver requests before the next push."""
+        """Push once. Return how many seconds the receiver asks the agent to wait, or 0."""
         from bridge.metrics.otlp_encoding import encode  # noqa: PLC0415  # imports the SDK, which takes memory
 
         try:

@@ -69,17 +69,17 @@ def keep_decisions(
 ) -> tuple[list[StoredDecision], list[StoredDecision]]:
     """Store new decisions. Return the replayed decisions and the closed decisions.
 
-    A replayed decision has the ID (jti) of another decision, and is not stored.
+    A decision is replayed if it has the ID (jti) of a stored decision but different content. It is not stored.
 
-    A key can have up to `MOST_OPEN_DECISIONS` open decisions. The function closes the decisions beyond this limit, the
-    oldest approvals first.
+    A key can have up to `MOST_OPEN_DECISIONS` open decisions. If it has more, the function closes the oldest approvals
+    first, and then the oldest holds.
     """
     replayed = [each for each in decisions if not _keep(state, each)]
     return replayed, [closed for key in dict.fromkeys(map(_key, decisions)) for closed in _close_surplus(state, key)]
 
 
 def _keep(state: State, decision: StoredDecision) -> bool:
-    """Store *decision* if it is new. Return False if another decision has its ID."""
+    """Store *decision* if it is new. Return False if a different decision already has its ID."""
     known = find_decision(state, decision.source, decision.approver, decision.decision_id)
     if known is not None:
         return known.payload_sha256 == decision.payload_sha256
@@ -108,7 +108,7 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
     """Store a local *decision* that overrules the holds in *overruled*.
 
-    If the event has other holds, do not store the decision, and return these holds.
+    If the event also has other holds, the function returns them and does not store the decision.
     """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
@@ -146,9 +146,9 @@ def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
 
 
 def begin_attempt(state: State, stream_id: str, approval: PendingApproval, *, now: float) -> PendingApproval | None:
-    """Count an attempt, and return the changed approval.
+    """Count an attempt to send an approval, and return the updated approval.
 
-    If *approval* is no longer wanted or a new hold applies to its event, return None.
+    Returns None if *approval* is no longer wanted or its event has a new hold.
     """
     new_holds = {
         each.event_id

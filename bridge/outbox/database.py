@@ -194,7 +194,7 @@ def _uri(path: Path, mode: str) -> str:
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open *path* for reading. Raise sqlite3.Error if the file is unreadable.
 
-    On a read-only disk, SQLite might be unable to use the WAL. The connection then ignores the WAL.
+    If the disk is read-only, SQLite might be unable to use the WAL. The function then opens the file without it.
     """
     # mode=ro would create a missing WAL. Without a WAL, the file is complete, so immutable=1 is sufficient.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
@@ -215,7 +215,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _read_table(
     connection: sqlite3.Connection, name: str, missing: dict[str, int | None], where: str = "", *values: str
 ) -> list[Any]:
-    """Read a table. After a damaged page, read the remaining rows backward from the end."""
+    """Read a table. If a page is damaged, read the rest of the table backward from the end."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     undecodable = 0
@@ -242,7 +242,7 @@ def _read_table(
 def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
     """Yield the sequence and the body of records, newest first.
 
-    The function reads the records whose sequence is greater than *after* and less than *before*.
+    Only records with a sequence above *after* and below *before* are included.
     """
     with closing(connect_read_only(path)) as connection:
         query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
@@ -285,8 +285,8 @@ class Database:
     def save(self, changes: Changes) -> None:
         """Write *changes* in one transaction.
 
-        If *changes* contains only delivery results, the write skips a disk sync. If a power failure then loses the
-        results, the agent sends the records again.
+        If *changes* contains only delivery results, they are not synced to disk. If a power failure loses them, the
+        agent sends the records again.
         """
         is_results = all(name in _RESULTS or not rows for name, rows in changes.tables.items())
         if is_results:
@@ -304,9 +304,9 @@ class Database:
             self._connection.execute("PRAGMA synchronous = FULL")
 
     def delete_history(self, in_memory: Collection[int], *, before: float = math.inf) -> int:
-        """Delete up to 500 old records from the file, and return the number of deleted records.
+        """Delete up to 500 old records from the file, and return how many were deleted.
 
-        The method deletes records that were observed earlier than *before*, except the records in *in_memory*.
+        Deletes only records that were observed earlier than *before* and are not in *in_memory*.
         """
         query = (
             "SELECT sequence, observed_at FROM records WHERE sequence NOT IN (SELECT value FROM json_each(?)) "

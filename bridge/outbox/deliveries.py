@@ -42,9 +42,9 @@ def record_results(
     error: str | None = None,
     accepted_under: str | None = None,
 ) -> None:
-    """Store the new state *to* of sent records, except for records that are no longer pending.
+    """Store the result of a send. Records that are no longer pending are not changed.
 
-    If the send failed, *to* is `DeliveryState.PENDING`. *accepted_under* is the digest of the sink's configuration.
+    If the send failed, *to* is `DeliveryState.PENDING`. *accepted_under* is the digest of the sink's settings.
     """
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
@@ -58,7 +58,7 @@ def record_results(
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
-    """Expire the pending records of *sink* whose age is counted from before *older_than*.
+    """Expire the pending records of *sink* whose `aged_from` is before *older_than*.
 
     Returns the number of expired records.
     """
@@ -76,12 +76,12 @@ def retry(
     sequences: Collection[int] | None = None,
     now: float,
 ) -> int:
-    """Make the parked records of *sink* pending again. Return the number of retried records.
+    """Make the parked records of *sink* pending again, and return how many there are.
 
-    *sink* is the name of a sink, or None for all sinks. The age of the records restarts at zero.
+    If *sink* is None, the function retries the parked records of all sinks. Their age restarts at zero.
 
-    *sequences* limits the function to these records, and keeps their age. The agent uses it when the endpoint, and not
-    the records, caused the rejections.
+    If *sequences* is given, only these records are retried, and they keep their age. The agent passes it after it finds
+    that the endpoint, not the records, caused the rejections.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -119,7 +119,7 @@ def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float)
 
 
 def send_again(state: State, sink: str, sequences: Iterable[int], *, now: float) -> None:
-    """Make the delivered records with *sequences* pending again. They keep their IDs."""
+    """Make the delivered records in *sequences* pending again. They keep their IDs."""
     for sequence in sequences:
         row = state.deliveries.rows.get((sequence, sink))
         if row is None or row.state is not DeliveryState.DELIVERED:
@@ -131,10 +131,9 @@ def send_again(state: State, sink: str, sequences: Iterable[int], *, now: float)
 
 
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
-    """Discard undelivered records of *sink*, and return the number of discarded records.
+    """Discard undelivered records of *sink*, and return how many were discarded.
 
-    The function discards the records whose state is in *states*. If *record_id* is given, the function discards only
-    this record, and only in one of these states.
+    Only records that are in one of *states* are discarded. *record_id* limits the function to a single record.
     """
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
@@ -163,8 +162,8 @@ def expire_outdated(state: State, sinks: Iterable[str], event_keys: Collection[s
 def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
     """Move all undelivered records from the sink *old* to *new*.
 
-    The sink *new* then also receives the later records of each moved event, whatever their type. The function returns
-    the number of moved records.
+    From then on, *new* also receives the later records of the moved events, unless its `transitions` filter excludes
+    them. Returns the number of moved records.
     """
     moved = 0
     for row in needed_records(state, old):
@@ -196,7 +195,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Mark all pending records of an event as urgent, because one can delay the next."""
+    """Mark all pending records of an event as urgent, because they must be sent in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:
@@ -242,7 +241,7 @@ def needed_records(
 def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
     """Import undelivered records and holds from the rows of another outbox file.
 
-    The function skips the records that are in *known*, and returns the number of imported records.
+    Records that are in *known* are skipped. Returns the number of imported records.
     """
     other = State()
     other.load(rows)

@@ -64,7 +64,7 @@ class DirectoryLock:
                 ) from error
 
     def claim(self) -> bool:
-        """If the directory was deleted, moved, or replaced, lock the new one and return True.
+        """If the directory was deleted, moved, or replaced, lock its replacement and return True.
 
         Any thread can call this method. Raises StateDirectoryError if another agent has locked the new directory, and
         OSError if the new directory cannot be locked.

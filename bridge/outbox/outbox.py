@@ -133,7 +133,7 @@ class Outbox:
     def _report_damage(self, loaded: Loaded) -> None:
         """Report that the outbox file is damaged, and delete all approvals.
 
-        If a hold might be lost and the agent has no portal that can send it again, the method also disables approvals.
+        The method also disables approvals if a hold might have been lost and there is no portal that can send it again.
         """
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
@@ -155,9 +155,9 @@ class Outbox:
 
     @contextmanager
     def _change(self, *, soon: bool = True, notifies: bool = True) -> Iterator[State]:
-        """Hold the lock while the caller changes the state, request a save, and wake the workers.
+        """Lock the state while the caller changes it. Then request a save and wake the workers.
 
-        If *soon* is False, the save can start up to 0.2 s later, and the workers are not woken.
+        If *soon* is False, the save can be delayed by up to 0.2 s, and the workers are not woken.
         """
         with self._lock:
             before = self._state.next_sequence
@@ -234,7 +234,7 @@ class Outbox:
         labels: Mapping[str, str],
         current_state_only: Collection[str] = (),
     ) -> None:
-        """Use *router* for new records. New sinks get the newest record of each active event."""
+        """Use *router* for new records, and give new sinks the latest record of each active event."""
         with self._change() as state:
             self._context = RecordContext(
                 vm=self._context.vm,
@@ -247,7 +247,7 @@ class Outbox:
             deliveries.expire_outdated(state, self._context.current_state_only, list(state.events.rows))
 
     def move(self, old: str, new: str) -> int:
-        """Move undelivered records between two sinks. Return the number of moved records."""
+        """Move the undelivered records of *old* to *new*. Return the number of moved records."""
         only, now = self._context.current_state_only, self.clock.timestamp()
         return self.change(deliveries.move, old, new, now=now, current_state_only=only)
 
@@ -256,8 +256,8 @@ class Outbox:
     ) -> list[TransitionRecord]:
         """Store *document* unless it is None, and add the records *new* (see `append`).
 
-        *active_event_ids* contains the EventIds of all events that are open after these changes. If the disk is slow,
-        sinks may send the new records before they are saved. In this case, the caller must call `on_due`.
+        *active_event_ids* contains the EventIds of all events that are open after this change. If the disk does not
+        save the new records within `DUE_SECONDS`, the caller must call `on_due`, so that the sinks send them unsaved.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
@@ -270,9 +270,9 @@ class Outbox:
     def append(
         self, new: Sequence[TransitionRecord], *, first: Callable[[State], object] = lambda _state: None
     ) -> list[TransitionRecord]:
-        """Add the records *new*, which have no IDs and sequences, and return them with both.
+        """Assign IDs and sequences to the records *new*, add them to the outbox, and return them.
 
-        The changes that *first* makes to the state are saved in the same transaction.
+        *first* can change the state beforehand. These changes are saved in the same transaction.
         """
         with self._change() as state:
             first(state)

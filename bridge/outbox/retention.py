@@ -1,8 +1,8 @@
 """Evicts records from a full outbox, and deletes old events. No function performs I/O.
 
-Parked records are evicted first, because the agent does not retry them. Pending records are evicted next, and urgent
-pending records last. Within each group, the oldest records are evicted first. The agent never evicts the records of the
-newest document, nor records that it is currently sending.
+Parked records are evicted first, because the agent does not retry them. They are followed by pending records, and then
+by urgent ones. Within each group, the oldest records go first. The agent never evicts records of the newest document or
+records that it is currently sending.
 """
 
 from __future__ import annotations

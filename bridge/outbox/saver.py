@@ -49,8 +49,8 @@ _DAMAGED = "it is damaged"
 class Saver:
     """Saves *state* in *directory*. The *lock* protects the state.
 
-    The saver calls *make_room* to evict records, and *claim* before it creates a file. The saver holds the lock while
-    it calls *on_loaded*, but not while it calls the other functions.
+    The saver calls *make_room* to evict records, and *claim* before it creates a file. It holds the lock while it calls
+    *on_loaded*, but not during any other callback.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Update the fingerprint of the file after the saver has written to it.
+        """Update the stored fingerprint of the file after the saver has written to the file.
 
         If another program has replaced or truncated the file, the next save writes a new file.
         """
@@ -319,9 +319,9 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest of the other outbox files or, if there are none, old history.
+        """Delete the oldest previous outbox file or, if there is none, old history.
 
-        Returns whether the method has freed space.
+        Returns whether this freed any space.
         """
         if self._database is None:
             return False

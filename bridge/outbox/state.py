@@ -80,7 +80,7 @@ class Changes(msgspec.Struct, kw_only=True):
     def require_new_file(self, reason: str | None) -> None:
         """Make the next save write the complete state to a new file.
 
-        If the next save has a reason already, that reason is kept.
+        If an earlier call already gave a reason, that reason is kept.
         """
         self.new_file_because = self.new_file_because or reason
         if self.new_file_because is not None:
@@ -171,7 +171,7 @@ class State:
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
         """Load the rows of an outbox file.
 
-        The method skips a delivery if its record is not in *rows*, because the record is history or damaged.
+        A delivery whose record is not in *rows* is skipped, because the record is damaged or already history.
         """
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))

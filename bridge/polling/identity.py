@@ -1,7 +1,7 @@
 """Requests this VM's identity from IMDS, on a separate thread so that polls do not wait.
 
 At startup, the agent requests the identity. If IMDS does not return it within 2 s, the agent uses the stored identity
-and retries every minute, with two exceptions:
+and retries every minute. In two cases, it waits longer:
 
 - If no identity is stored, the agent does not compare documents until IMDS returns the identity. The sinks and the
   record IDs depend on it. The wait lasts at most 60 s, or 5 s if IMDS responds without an identity.

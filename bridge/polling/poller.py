@@ -82,7 +82,7 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Process a good response, after its changes are stored. Must return quickly."""
+        """Process a good response whose changes have been stored. Must return quickly."""
 
     def wait_for_submission(self) -> None:
         """Wait up to one second for the result of the current approval request."""
@@ -288,7 +288,7 @@ class Poller:
             self._sampler.responded(self._imds.date)
 
     def _measured(self, record: TransitionRecord) -> TransitionRecord:
-        """If *record* ends an event of this VM, add the measured impact to it."""
+        """Return *record*, with the measured impact if it ends an event of this VM."""
         event, is_over = record.event, record.transition in {Transition.COMPLETED, Transition.ENDED}
         if self._sampler is None or event is None or not is_over or not names_vm(event, self._identity.vm.name):
             return record

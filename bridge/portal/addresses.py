@@ -1,8 +1,8 @@
 """Compares the addresses of clients, and limits expensive work for each address block.
 
-A proxy in `proxy_addresses` adds the address of its client to the ``X-Forwarded-For`` header. Therefore, if a request
-comes from such a proxy, ProxyHeadersMiddleware of uvicorn reads the header from its end, and uses the first address
-that is not the address of a proxy. A client can forge all addresses before it.
+If a request comes from a proxy in `proxy_addresses`, uvicorn's ProxyHeadersMiddleware takes the client's address from
+the ``X-Forwarded-For`` header. It reads the header from the end and uses the first address that is not a proxy's,
+because the client can forge all addresses before that one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class QueueFull(Exception):  # a state, not an error of the portal
 class AddressQueue:
     """Limits the work that runs or waits, both in total and for each address block.
 
-    Work first waits until its block runs less work than a block may run. Then it waits until the total is below the
-    total limit. Therefore, a block that sends many requests cannot use up the total limit.
+    Work first waits for the limit of its block and only then for the total limit, so a block that sends many requests
+    cannot use up the total limit.
     """
 
     def __init__(self, *, running: int, running_of_block: int, waiting: int, waiting_of_block: int) -> None:

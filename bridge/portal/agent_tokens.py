@@ -3,8 +3,8 @@
 A challenge is a nonce for an attested document. It contains a time and a MAC, so the portal can check its origin and
 age without a database. Azure limits a nonce to 32 characters.
 
-A token contains the vmId of a VM, a time, and a MAC, and is valid for one hour. The token is not a JWT, because the
-portal verifies the token of each poll, and PyJWT would increase the CPU time of a poll by 40%.
+A token contains a VM's vmId, a time, and a MAC, and is valid for one hour. It is not a JWT, because the portal verifies
+a token in every poll, and PyJWT would increase the CPU time of a poll by 40%.
 
 Any portal process with the secret can verify a challenge or a token. During a rotation, the portal signs with the first
 secret of the file and accepts all secrets of the file.

@@ -1,7 +1,7 @@
 """The JSON API for events, agents, audit entries, verdicts, and decisions.
 
-To read events, a program sends a token from `[readers]`. To submit or withdraw a verdict, it sends a session cookie, a
-valid ``Origin`` header, and the CSRF token of the session in the ``X-CSRF-Token`` header.
+Programs read events with a token from `[readers]`. Submitting or withdrawing a verdict requires a session cookie, a
+valid ``Origin`` header, and the session's CSRF token in the ``X-CSRF-Token`` header.
 """
 
 from __future__ import annotations
@@ -208,9 +208,9 @@ def _stored(taken: AcceptedVerdict, *, status: int) -> Response:
 async def post_decisions(site: Site, keys: Sequence[TrustedKey], log: ThrottledLog, request: Request) -> Response:
     """``POST /decisions``: forward decisions that were signed outside the portal.
 
-    The response contains the index of each accepted decision, and the reason for each refusal. The status is 400 if all
-    decisions are refused. The portal verifies each decision with the public keys in its settings, so that the sender
-    sees an error immediately. Each agent verifies the decision again with the keys on its VM.
+    The response lists the index of each accepted decision and the reason for each refusal. Its status is 400 if all
+    decisions are refused. The portal verifies the decisions with the public keys in its settings, so the sender sees
+    errors immediately, but each agent verifies them again with the keys on its VM.
     """
     if not keys:
         return error_answer(403, "This portal has no [[keys]].")

@@ -86,8 +86,8 @@ class _Content(msgspec.Struct, frozen=True, rename="camel"):
 class DocumentVerifier:
     """Verifies documents of VMs in *subscriptions*. Threads can share a verifier.
 
-    If *nonce* is "required", a document must contain an unexpired challenge from *challenges*. The portal accepts each
-    document only once: *take_document* returns False if it was called before with the same VM and nonce.
+    If *nonce* is "required", a document must contain an unexpired challenge from *challenges*. Each document is
+    accepted only once, because *take_document* returns False if it was called before with the same VM and nonce.
 
     If *nonce* is "preferred", a document can contain any nonce, because the metadata service might return a document
     from an earlier request. Anyone with a copy of such a document can use it for five minutes.

@@ -1,7 +1,6 @@
 """Serves the audit page, and exports the entries that match its filters.
 
-If a person's role is limited to a scope, the person sees only entries about events in the scope and entries about the
-person's own actions.
+People whose role is limited to a scope see only entries about events in that scope and about their own actions.
 """
 
 from __future__ import annotations

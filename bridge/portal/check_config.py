@@ -25,7 +25,7 @@ from bridge.portal.store.database import Store
 
 
 def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
-    """Yield a message for each problem that would prevent a start or block decisions."""
+    """Describe each problem that would stop the portal from starting or block decisions."""
     for where, check in _checks(settings, connect=connect):
         try:
             check()

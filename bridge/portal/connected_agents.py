@@ -49,7 +49,7 @@ class Connection(str, Enum):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in the header of an agent's last poll. Missing settings are None."""
+    """The settings from an agent's last poll. Those that it did not send are None."""
 
     version: str | None = None
     kids: tuple[str, ...] | None = None
@@ -154,7 +154,7 @@ class ConnectedAgents:
         return found
 
     def sweep(self) -> None:
-        """Update the state of the agents, and remove disconnected agents after a day."""
+        """Update the state of the agents, and remove any that have been disconnected for a day."""
         now, connected = self._clock.monotonic(), Connection.CONNECTED
         away = []
         for key, agent in self._agents.items():
@@ -193,7 +193,7 @@ class ConnectedAgents:
         ]
 
     def share_again(self, agents: Iterable[StoredAgent]) -> None:
-        """Make the next call of `take_unshared` return *agents*, which were not stored."""
+        """Let `take_unshared` return *agents* again, because they could not be stored."""
         self._unshared |= {each.vm_key for each in agents}
 
     def receive(self, alive: Iterable[str], changed: Iterable[StoredAgent]) -> None:
@@ -259,8 +259,8 @@ _CLEANUP_SECONDS = 60.0
 class AgentExchange:
     """Stores the agents that poll this process, and loads the agents of other processes.
 
-    After the exchange has read changes from other processes, it calls *notify*. If no agent of this process has
-    changed, the exchange writes only a heartbeat, and only if several processes can share the database.
+    After reading changes from other processes, the exchange calls *notify*. If no agent of this process has changed,
+    the exchange writes only a heartbeat, or nothing at all if other processes cannot share the database.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Turns the verdicts of people into signed decisions.
 
-When a person submits verdicts, a single database transaction checks the person's permissions for all VMs of each event
-and stores the verdicts and the signed decisions. After the transaction, the portal sends the decisions to the agents
-that have an open poll. An approval fails if the event has changed since the person loaded the page.
+When a person submits verdicts, the portal checks the person's permissions in the same database transaction that stores
+the verdicts and the signed decisions. It then sends the decisions to the agents that have an open poll. An approval
+fails if the event has changed since the person loaded the page.
 
 The portal signs an approval only if at least one connected agent would act on it. `bridge.portal.verdicts`
 determines how many people must approve.
@@ -47,11 +47,11 @@ async def submit(
 ) -> list[AcceptedVerdict | VerdictRefused]:
     """Store the verdicts of *person* on the events whose keys are in *digests*.
 
-    *digests* contains the digest of each event as the person saw the event. *confirmed* contains the names in
-    Resources that the person confirms for an event, because no agent has confirmed them.
+    *digests* contains, for each event, the digest of the version that the person saw. *confirmed* contains the names in
+    Resources that no agent has confirmed and that the person confirms instead.
 
-    In the result, a VerdictRefused replaces each verdict that was not stored. If the portal refuses all verdicts
-    for the same reason, the function raises VerdictRefused or AccessDenied.
+    The result contains a VerdictRefused in place of each verdict that was not stored. If all verdicts are refused for
+    the same reason, the function raises VerdictRefused or AccessDenied instead.
     """
     if site.key is None:
         raise VerdictRefused(NO_KEY)

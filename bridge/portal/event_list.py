@@ -1,6 +1,6 @@
 """Builds the list of events on the first page, and parses the filters of a request.
 
-Each line contains only values from the row of its event, so the page loads quickly even if an event has many VMs.
+Each line shows only values from the row of its event, so the page loads quickly even if an event has many VMs.
 """
 
 from __future__ import annotations

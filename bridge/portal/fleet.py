@@ -1,8 +1,8 @@
 """Combines the reports of several VMs into the event that the portal shows.
 
-A view is the newest record about an event from one VM. To find the newest record, the portal first compares the
-creation times of the streams, which are part of `stream_id`, and then the values of `sequence`. Therefore, the order in
-which records arrive does not matter.
+A view is the newest record about an event from one VM. Records can arrive in any order: the newest is the one in the
+stream that was created last (`stream_id` contains the time) and, within that stream, the one with the highest
+`sequence`.
 
 VMs can report different versions of an event. A VM votes for the version that it reports, if it owns a name in the
 Resources of this version. The portal shows the version with the most votes. The members of the event are the VMs that
@@ -57,7 +57,7 @@ _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 
 
 class Version(msgspec.Struct, frozen=True):
-    """The content of an event that a VM reports. It does not include the event's state."""
+    """The content of an event, without its state, as a VM reports it."""
 
     digest: str
     variant: str
@@ -67,7 +67,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Category(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields by which the portal counts the views of an event."""
+    """The fields that reports of an event must share to be counted together."""
 
     variant: str
     digest: str
@@ -133,7 +133,7 @@ class View(Report, frozen=True, kw_only=True):
 
 
 class VmOfEvent(Report, frozen=True, kw_only=True):
-    """The newest report of an event from one VM, and the VM. `state` is the current state."""
+    """A VM, and its newest report of an event. `state` is the current state."""
 
     name: str | None
     vm: VmIdentity
@@ -167,8 +167,8 @@ class EventStatus(msgspec.Struct, kw_only=True):
 class EventSummary(EventStatus, kw_only=True):
     """The row of an event, without its list of VMs.
 
-    In the field `event`, Resources contains only the first two names. A started event has no NotBefore in Azure's
-    document, so this field contains the last known NotBefore.
+    The Resources in `event` are cut to the first two names. Azure's document has no NotBefore for a started event, so
+    `event` keeps the last known one.
     """
 
     variant: str = ""
@@ -212,7 +212,7 @@ class EventSummary(EventStatus, kw_only=True):
     def chosen(self, followed: str | None) -> Category:
         """Return a category of the version to show.
 
-        If there is a tie, show the version with the digest *followed*, which a member reported after the shown version.
+        If versions are tied, prefer the digest *followed*, which a member reported after the shown version.
         """
         named: Counter[str] = Counter()
         reported: Counter[str] = Counter()
@@ -357,7 +357,7 @@ def view_after(
 def count_views(summary: EventSummary, *, added: Sequence[View], removed: Sequence[View] = ()) -> None:
     """Update the counts and the times in *summary*.
 
-    If the event has members, only the reports of the members change its times.
+    If the event has members, reports from other VMs do not change its times.
     """
     counts = Counter(dict(summary.categories))
     counts.subtract(view.category for view in removed)
@@ -373,7 +373,7 @@ def count_views(summary: EventSummary, *, added: Sequence[View], removed: Sequen
 
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
-    """Update *summary* with the fields of *event* (the shown version) and of *vm*."""
+    """Show *event* in *summary*, with the region, scale set, and resource group of *vm*."""
     names = tuple(dict.fromkeys(event.resources or ()))
     shown = {"resources": names[:_SHOWN_NAMES], "not_before": event.not_before or summary.event.not_before}
     summary.event = msgspec.structs.replace(event, **shown, extra={})
@@ -385,8 +385,8 @@ def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -
 def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:
     """Return the names in Resources that no VM confirms.
 
-    All VMs of an event belong to the same resource group. If a VM belongs to a different resource group than most
-    members, the VM does not confirm any name.
+    A VM in a different resource group than most members confirms no names, because all VMs of an event belong to the
+    same resource group.
     """
     members = [each for each in vms if each.is_member]
     places = Counter(place_of(each.vm) for each in members)

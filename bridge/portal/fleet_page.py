@@ -1,7 +1,7 @@
 """Serves the page of all VMs and their agents.
 
-By default, the page lists only agents that would not follow a decision of this portal. The portal reads the state of
-the agents from memory, and uses the database to filter, sort, and count the VMs.
+By default, the page lists only agents that would not follow this portal's decisions. The portal keeps the state of the
+agents in memory, but filters, sorts, and counts the VMs in the database.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``POST /api/v1/records``: accepts records from agents as CloudEvents 1.0.
 
-A 204 response means that all records have been stored. A record that arrives more than once is stored only once. The
-portal stores each record unchanged, because a newer agent might send fields that this version does not support.
+A 204 response means that all records have been stored. If a record arrives more than once, only one copy is kept.
+Records are stored unchanged, because a newer agent might send fields that this version does not know.
 
 The agent parks the records after a 400 or 413 response, and sends them again after a 401, 403, 429, or 503 response.
 The portal therefore responds with 400 only to malformed records, and with 429 to a VM that sends too many records.
@@ -43,7 +43,7 @@ _MOST_WAITING_RECORDS = 5_000
 
 
 class Ingest:
-    """Accepts records over HTTP. Stores the records of all waiting requests together.
+    """Accepts records over HTTP, and stores the records of all waiting requests together.
 
     All agents in a fleet might send records at about the same time, and each commit must wait for the disk. To keep up,
     the portal batches all records that arrive during a commit into the next commit.

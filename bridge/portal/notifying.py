@@ -1,8 +1,8 @@
 """Sends notifications to one webhook about events that need a person.
 
-Each webhook has a separate thread, so a slow webhook delays only its own notifications. The thread finds the events,
-stores the missing notifications, and sends the due notifications. Delivery is at least once: the portal claims a
-notification before it sends the notification, and sends it again if the claim expires.
+Each webhook has its own thread, so a slow webhook delays only its own notifications. The thread looks for events that
+need a notification, stores the notification, and sends it when it is due. Delivery is at least once: the portal claims
+a notification before sending it, and sends it again if the claim expires.
 
 The names and types in a notification come from VMs, and a compromised VM could send text with markup. Slack and Teams
 therefore receive these values as plain text.
@@ -94,7 +94,7 @@ class NotificationSender:
             await asyncio.sleep(_ROUND_SECONDS)
 
     def close(self) -> None:
-        """Cancel the running request. Wait until the thread no longer uses the database."""
+        """Cancel the running request, and wait until the thread no longer uses the database."""
         self._stopping.set()
         self._session.close()
         self._thread.shutdown(cancel_futures=True)

@@ -139,7 +139,7 @@ class PendingDecisions:
         return sum(map(len, self._waiting.values()))
 
     def stop(self) -> None:
-        """Answer all waiting polls immediately. Later polls also get an immediate response."""
+        """Answer all waiting polls now, and later polls as soon as they arrive."""
         self.is_stopping = True
         for waiting in self._waiting.values():
             for woken in waiting:

@@ -3,8 +3,8 @@
 Times are stored as UTC text (`bridge.clock.format_time`), which sorts in chronological order. Text columns have no
 maximum length, because SQLite ignores it and PostgreSQL does not need it.
 
-A value has its own column only if a query needs the value. All other values are in the JSON column `body`. This column
-is the last one, because SQLite reads all pages of a large value to find the columns after it.
+A value has its own column only if a query needs it. All others are stored as JSON in the column `body`, which comes
+last because SQLite must read all pages of a large value to find the columns after it.
 """
 
 from __future__ import annotations

@@ -357,7 +357,7 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
 def load(path: Path | None) -> PortalSettings:
     """Return the settings of the file at *path*. Raise ConfigurationError with all errors.
 
-    If *path* is None, the environment variable CONFIG_VARIABLE contains the path. The default is SYSTEM_CONFIG.
+    If *path* is None, it is read from the environment variable CONFIG_VARIABLE, or else is SYSTEM_CONFIG.
     """
     return read(parsed(path or Path(os.environ.get(CONFIG_VARIABLE) or SYSTEM_CONFIG)))
 
