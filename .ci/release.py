@@ -9,9 +9,9 @@ These are all steps of release.yml that need no credentials.
 - `verify --out dist` checks that the release is complete, and that it can be installed and run.
 - `publish --out dist --tag v1.2.3` creates the GitHub release with `gh`, which needs GH_TOKEN.
 
-Without --tag, `check` is a rehearsal: CHANGELOG.md can still contain an "Unreleased" section, and the tree can have
-uncommitted changes. `build` needs the tools in .ci/release-tools.txt. The program validates the tag before it uses it,
-and never passes the tag to a shell.
+Without --tag, `check` is a rehearsal, in which CHANGELOG.md may still have an "Unreleased" section and the tree may
+have uncommitted changes. `build` needs the tools in .ci/release-tools.txt. The program validates the tag before using
+it, and never passes it to a shell.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ HIDDEN = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 
 
 class Refused(Exception):
-    """The reasons why a release is not possible, with one sentence for each reason."""
+    """The reasons why a release is not possible, each in one sentence."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
@@ -103,7 +103,7 @@ def version_here() -> str:
 
 
 def check(tag: str | None, on: str | None) -> None:
-    """Reject an invalid release. Write its version and image name to the workflow's output."""
+    """Reject an invalid release. Write a valid one's version and image name to the output."""
     version = version_here()
     faults = [*faults_of_changelog(version, tag), *faults_of_places(version)]
     if tag is not None:
@@ -158,7 +158,7 @@ def faults_of_places(version: str) -> Iterator[str]:
 
 
 def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
-    """Yield the reasons why this tree is not the commit of *tag* on the branch *on*."""
+    """Yield the reasons why this tree is not the commit that *tag* marks on the branch *on*."""
     changed = git("status", "--porcelain")
     if changed is None:
         yield f"{ROOT} is not a git checkout."
@@ -203,7 +203,7 @@ def build(out: Path) -> None:
 
 
 def pack_chart(chart: str, archive: Path, epoch: int) -> None:
-    """Pack *chart* like `helm package`. The same files always result in the same bytes."""
+    """Pack *chart* like `helm package`, but always with the same bytes for the same files."""
     folder = ROOT / "deploy/helm" / chart
     with (
         archive.open("wb") as file,
@@ -218,7 +218,7 @@ def pack_chart(chart: str, archive: Path, epoch: int) -> None:
 
 
 def number(sbom: Path, version: str) -> None:
-    """Set the serial number of the SBOM. It depends only on the version and the lock file."""
+    """Set the serial number of the SBOM, derived from only the version and the lock file."""
     document = json.loads(sbom.read_text(encoding="utf-8"))
     document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, f"pkg:pypi/{NAME}@{version}#{sha256(LOCK)}").urn
     sbom.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -257,7 +257,7 @@ def unwrapped(text: str) -> str:
 
 
 def verify(out: Path, *, install: bool) -> None:
-    """Reject an incomplete release. If *install* is true, also install and run it."""
+    """Reject an incomplete release. If *install* is true, also install and run its files."""
     version = version_here()
     faults = [*faults_of_files(out, version)] or [*faults_of_contents(out, version)]
     if faults:
@@ -297,7 +297,7 @@ def wheel_name(version: str) -> str:
 
 
 def faults_of_files(out: Path, version: str) -> Iterator[str]:
-    """Yield missing files, files that SHA256SUMS does not list, and files that have changed."""
+    """Yield files that are missing, that SHA256SUMS does not list, or that have changed."""
     missing = sorted(name for name in {*wanted(version), SUMS, NOTES} if not (out / name).is_file())
     if missing:
         yield from (f"{out} does not contain {name}." for name in missing)
@@ -352,7 +352,7 @@ def digest_inside(archive: Path, name: str) -> str | None:
 
 
 def install_wheel(out: Path, version: str, directory: Path) -> None:
-    """Install the wheel and its dependencies in their locked versions, and run it."""
+    """Install the wheel with the locked versions of its dependencies, and run it."""
     wheel = out.resolve() / wheel_name(version)
     lines = directory / "requirements.txt"
     own = f"{NAME} @ {wheel.as_uri()} --hash=sha256:{sha256(wheel)}\n"
@@ -365,7 +365,7 @@ def install_wheel(out: Path, version: str, directory: Path) -> None:
 
 
 def install_archive(out: Path, version: str, directory: Path) -> None:
-    """Install this machine's archive in a directory without a package index, and run it."""
+    """Install the archive for this machine without a package index, and run it."""
     arch = next((arch for arch, machine in MACHINES.items() if machine == platform.machine()), None)
     if sys.platform != "linux" or arch is None:
         say(f"No archive supports {platform.system()} on {platform.machine()}, so none was installed")

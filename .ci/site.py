@@ -4,8 +4,8 @@
     .ci/site.py SITE [--repository URL]
 
 A link within the site must lead to an existing page and anchor. A link to the repository at URL, or to a file outside
-docs/, must lead to an existing file in this tree. The program does not use the network. For links to other sites, it
-reports only invalid URLs.
+docs/, must lead to an existing file in this tree. Links to other sites are checked only for valid syntax, because the
+program does not use the network.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 
 class Instant(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment in time, as shown by the wall clock and the monotonic clock (in seconds)."""
+    """A moment in time, read from both the wall clock and the monotonic clock (in seconds)."""
 
     wall: datetime
     monotonic: float

@@ -199,8 +199,8 @@ class Sink(ABC):
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event.
 
-        If this method returns True, a new record replaces all pending records of the same event. The replaced records
-        count as expired. For example, an alerting system needs only the latest record of an event.
+        If this method returns True, a new record replaces all pending records of the same event, which then count as
+        expired. This suits a destination that needs only the latest record of an event, such as an alerting system.
 
         The destination must ignore a record that ends an unknown event, because earlier records might be missing.
         """
@@ -212,7 +212,7 @@ class Sink(ABC):
         """Return the seconds between refreshes of active events, or None for no refreshes.
 
         Use refreshes for a destination that can lose its data when it restarts. At each refresh, the agent resends the
-        latest record of every active event, with the same `id` as before. It skips events that have a pending record.
+        latest record of every active event, unless a record of the event is already pending. The `id` stays the same.
         """
         del config
         return None

@@ -1,7 +1,7 @@
 """A small SVG canvas for the pictures and plots of the documentation.
 
-Each picture exists in a light and a dark version, and ``<picture>`` selects one of them. A drawing uses names such as
-"text" and "line", and a palette assigns a color to each name.
+Each picture has a light and a dark version, and ``<picture>`` selects one of them. A drawing uses names such as "text"
+and "line", and each palette assigns colors to these names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LINE_HEIGHT = 1.35
 
 
 class Drawing:
-    """A picture that consists of shapes and text. Later shapes cover earlier shapes."""
+    """A picture made of shapes and text. Later shapes cover earlier ones."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._size = (width, height)

@@ -1,7 +1,7 @@
 """Checks the language of the documentation, help texts, messages, and docstrings.
 
-Run `python docs/language.py`. The program prints each problem with its file and line number. It exits with 1 if it
-finds any of the following problems:
+Run it with `python docs/language.py`. The program prints each problem with its file and line number, and exits with 1
+if it finds any of the following:
 
 - a phrase that readers had to read twice, unless EXCEPTIONS lists the line with a reason
 - sentences of the pages that are too long: the median, and the longest 5 %

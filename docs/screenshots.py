@@ -89,7 +89,7 @@ SHOTS: dict[str, Callable[[Office, Watched], None]] = {"portal-now": _now, "port
 
 @contextmanager
 def opened(browser: Any, directory: Path) -> Iterator[tuple[Office, Watched]]:
-    """Yield a portal with two announced events, and a browser window of an approver."""
+    """Yield a portal with two announced events, and the browser window of an approver."""
     with Office(directory) as office:
         office.portal.send(*(fleet_record(vm, **_FREEZE) for vm in range(3)), fleet_record(0, sequence=2, **_REBOOT))
         for vm in range(3):
@@ -116,7 +116,7 @@ def shown(browser: Any, name: str) -> tuple[bytes, str]:
 
 
 def main() -> int:
-    """Write each picture whose page has changed. With --all, write every picture."""
+    """Write each picture whose page has changed. With --all, write all of them."""
     with chromium() as browser:
         for name in SHOTS:
             file = IMAGES / f"{name}.txt"

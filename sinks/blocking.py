@@ -1,7 +1,7 @@
 """Provides a base class for sinks whose calls can block indefinitely.
 
 For example, a write to a disk can block. The calls run one at a time in a separate thread, so `send` can return at its
-deadline even if a call blocks. Retries do not start more threads. The sink recovers when the blocked call returns.
+deadline even if a call blocks. Retries do not start more threads, and the sink recovers when the blocked call returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, Sink, run_daemon
 
 
 class BlockingSink(Sink):
-    """A sink that sends in a separate thread. Error messages contain *target*, such as a file."""
+    """A sink that sends in its own thread. Error messages contain *target*, such as a path."""
 
     def __init__(self, config: Any, *, target: str) -> None:
         super().__init__(config)
@@ -26,8 +26,8 @@ class BlockingSink(Sink):
     def run(self, work: Callable[[], None]) -> None:
         """Call *work* in a separate thread. Raise DeliveryFailed after `timeout_seconds`.
 
-        If an earlier call is still blocked, *work* starts after that call returns, and the wait counts toward the
-        timeout. If *work* raises an exception, the caller receives the exception.
+        If an earlier call is still blocked, *work* starts after it returns, and the time spent waiting counts toward
+        the timeout. An exception that *work* raises is passed to the caller.
         """
         deadline = time.monotonic() + self.config.timeout_seconds
         if self._last is not None:

@@ -1,13 +1,12 @@
 """Starts, reloads, and stops all parts of the agent in a fixed order.
 
-At startup, the agent first locks the state directory, because two agents must not use the same directory. The agent
-then opens the status pages and the control socket, so that both respond while the outbox loads. After the load, the
-agent requests the identity of this VM, because record IDs and sink filters depend on the identity. Finally, the agent
-starts the workers, the approver, and the poller.
+At startup, the agent first locks the state directory, because two agents must not use the same directory. It then opens
+the status pages and the control socket, so that both respond while the outbox loads. Next, it requests the identity of
+this VM, which record IDs and sink filters depend on. Finally, it starts the workers, the approver, and the poller.
 
 On shutdown, the agent first stops the poller and the approver, because both create records. The workers can then send
 pending records until the grace period (`stop_grace_seconds`) ends. Finally, the agent saves the outbox and releases the
-lock. Every wait has a time limit. Even if a call hangs, the agent exits within one second after the grace period.
+lock. Every wait has a time limit, so the agent exits within one second after the grace period even if a call hangs.
 
 If the disk hangs, the periodic tasks in `run_due` also hang, but polling and delivery continue. The service manager's
 watchdog does not monitor these tasks, because restarting the agent cannot repair a disk.
@@ -257,16 +256,15 @@ class Agent:
     # While the agent runs.
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait until it is time to call `run_due`. Return False if *stop* is set."""
+        """Wait until `run_due` should be called again. Return False if *stop* is set."""
         self.turn.wait(TURN_SECONDS)
         self.turn.clear()
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Check the lock on the state directory, and run the periodic tasks.
+        """Check the lock on the state directory, and run all due tasks. Call this every second.
 
-        Call this method every second. Raises StateDirectoryError if the state directory was replaced and another agent
-        has locked the new directory.
+        Raises StateDirectoryError if the state directory was replaced and another agent has locked the new one.
         """
         self._loop_watch.expect_within(TURN_SECONDS)
         try:
@@ -312,8 +310,9 @@ class Agent:
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless polling is overdue.
 
-        Call this method from the main thread at least every `notifier.feed_within_seconds`, because a hung disk can
-        block the thread that calls `run_due`. If the service manager gets no notifications, it restarts the agent.
+        Call this method from the main thread, at least once every `notifier.feed_within_seconds`. The thread that calls
+        `run_due` is unsuitable, because a hung disk can block it. Without these notifications, the service manager
+        restarts the agent.
         """
         if not self.poller.loop_watch.late_seconds:
             self.notifier.alive()
@@ -345,7 +344,7 @@ class Agent:
     def _exchange_imds(self, stop: Callable[[], bool]) -> None:
         """Replace the IMDS client.
 
-        If no thread can start, the method keeps the old client and raises RuntimeError.
+        Raises RuntimeError if no thread can be started. The old client then stays in use.
         """
         settings = self._settings
         imds = ImdsClient(settings.imds)
@@ -378,9 +377,8 @@ class Agent:
     def stop(self, *, spent_seconds: float = 0.0) -> None:
         """Stop polling, drain the sinks, save the outbox, and unlock the directory.
 
-        The workers send pending records for up to `stop_grace_seconds`. If the caller has already used a part of this
-        time, it passes the used time as *spent_seconds*. If another agent has locked the state directory, the workers
-        do not send anything.
+        The workers keep sending pending records for up to `stop_grace_seconds`, less the *spent_seconds* that have
+        already passed. If another agent has locked the state directory, they send nothing.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds

@@ -49,9 +49,9 @@ FIRST, LAST = -(2**62), 2**62
 class Source:
     """The outbox that a request reads or changes.
 
-    A running agent passes its own *outbox*. If *outbox* is None, the source reads the newest complete outbox file in
-    *directory*. If there is no such file, it raises OutboxError. `retry_records` calls *on_retry* with the name of the
-    sink, or with None if it retries the records of all sinks.
+    A running agent passes its own *outbox*. Without one, the source reads the newest complete outbox file in
+    *directory*, and raises OutboxError if it finds none. `retry_records` calls *on_retry* with the name of the sink, or
+    with None if it retries the records of all sinks.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Source:
         return self._file if self._outbox is None else self._outbox.saver.file
 
     def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *work* with the state, and return its result. *work* must not change the state."""
+        """Return the result of *work*, which can read the state but must not change it."""
         return work(self._state, *args, **kwargs) if self._outbox is None else self._outbox.read(work, *args, **kwargs)
 
     def answer(self, name: str, arguments: Mapping[str, msgspec.Raw]) -> object:
@@ -301,7 +301,7 @@ def read_undelivered(
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
     """Retry the parked records of *sink*, or of all sinks if *sink* is None.
 
-    A running agent also ends the pause of these sinks. The function returns the number of retried records.
+    If one of these sinks is paused, a running agent also ends the pause. Returns the number of retried records.
     """
     if sink is not None:
         _require_sinks(source, sink)
@@ -351,10 +351,10 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision made on this VM. The decision overrules the holds in *overruled*.
+    """Store a decision made on this VM, which overrules the holds listed in *overruled*.
 
-    *overruled* contains the arrival numbers of the holds. If the event has other holds, the function stores nothing and
-    returns these holds.
+    *overruled* lists the holds by their arrival numbers. If the event has any other holds, the function does not store
+    the decision, and returns those holds instead.
     """
     if not source.is_approving():
         raise OutboxError(
@@ -373,7 +373,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Save the outbox, and return None. If this takes longer than 0.8 s, return the reason."""
+    """Wait until the outbox is saved. Return None, or the reason if this takes over 0.8 s."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

@@ -1,6 +1,6 @@
 """The control socket, which connects commands to the running agent.
 
-Each connection carries one request and one response in JSON. `bridge.agent.control_requests` defines the requests.
+Each connection serves one request and one response, in JSON. `bridge.agent.control_requests` defines the requests.
 
 Only root and the user that runs the agent can connect, because the socket has mode 0600. On Linux, the agent and the
 command also check each other's user ID. On Windows, the agent uses a named pipe.
@@ -211,7 +211,7 @@ class _UnixListener:
 class ControlClient:
     """Sends requests to the agent that uses the state directory *directory*.
 
-    The client waits up to *seconds* for the response to each request.
+    Each request fails if the agent does not respond within *seconds*.
     """
 
     def __init__(self, directory: Path, *, seconds: float = ANSWER_SECONDS) -> None:
@@ -243,7 +243,7 @@ class ControlClient:
     def change(self, request: Callable[Concatenate[Source, P], A], /, *args: P.args, **arguments: P.kwargs) -> A:
         """Send *request*, and return the response after the agent has saved the change.
 
-        Raises OutboxError if the agent does not save the change in time (by default, within 5 s).
+        Raises OutboxError if the agent does not save the change within the time limit of this client (by default, 5 s).
         """
         deadline = time.monotonic() + self._seconds
         found = self.ask(request, *args, **arguments)
@@ -255,7 +255,7 @@ class ControlClient:
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
         """Return a connection and the agent's process ID, if known.
 
-        If an agent has locked the directory but has not opened its socket yet, the method waits.
+        If an agent has locked the directory but is not listening on its socket yet, the method waits for it.
         """
         from multiprocessing.connection import Client  # noqa: PLC0415
 
@@ -291,10 +291,10 @@ class ControlClient:
 
 
 def _peer(connection: Connection[Any, Any], directory: Path | None = None) -> int | None:
-    """Set the timeouts of *connection*, and return the process ID of the peer.
+    """Set the timeouts of *connection*, check its peer, and return the process ID of the peer.
 
-    On systems other than Linux, the function has no effect and returns None. On Linux, it raises PermissionError unless
-    the peer process belongs to root, this user, or the owner of *directory*.
+    On Linux, the function raises PermissionError unless the peer process belongs to root, this user, or the owner of
+    *directory*. On other systems, it does nothing and returns None.
     """
     if sys.platform != "linux":
         return None

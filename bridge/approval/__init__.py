@@ -1,9 +1,9 @@
 """Approves events early, based on signed decisions and local rules.
 
-An approval allows Azure to start an event before NotBefore on every VM that the event names. If in doubt, the agent
-does not approve the event. It writes a record for each attempt. PROTOCOL.md describes the interface for portals.
+Once an event is approved, Azure can start it before NotBefore on every VM that it names. The agent therefore does not
+approve an event when in doubt. It writes a record for each attempt.
 
-A decision of the portal passes through these modules:
+A decision from the portal passes through these modules, which follow PROTOCOL.md:
 
 1. `portal_poller` and `portal_client` receive the token of the decision.
 2. `inbox` and `decision_token` verify the token, and store the decision in the outbox. `refusal_reasons` lists the

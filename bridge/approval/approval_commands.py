@@ -92,8 +92,7 @@ class ApprovalCommands:
     def start(self, approval: PendingApproval, settings: CommandSettings, record: TransitionRecord) -> None:
         """Start the command of *settings* before *approval* is posted.
 
-        The command reads *record*, the event's last record, from standard input. Raises RuntimeError if no thread can
-        start.
+        *record* is the last record of the event. Raises RuntimeError if no thread can be started.
         """
         runner = Runner()
         rule = settings.name if isinstance(settings, RuleSettings) else ""
@@ -140,7 +139,7 @@ class ApprovalCommands:
         return result
 
     def close(self) -> None:
-        """Kill the running commands. The agent reruns these commands at its next start."""
+        """Kill the running commands. The agent runs them again after its next start."""
         with self._lock:
             self._is_closed = True
         for each in self._commands:

@@ -3,23 +3,22 @@
 The thread repeats these steps:
 
 1. Evaluate the stored decisions and the rules, and write the results to the outbox.
-2. If an approval is due, count the attempt, and wait until the outbox is saved.
-3. Request the current Scheduled Events document again.
+2. For each approval that is due, count the attempt, and wait until the outbox is saved.
+3. Fetch the Scheduled Events document once more.
 4. If the document still allows the approval, send StartRequests, and record the outcome.
 
-The agent saves each attempt before it sends StartRequests, so a crash does not lose the approval. It repeats the
-request until the event starts, changes, or is put on hold. It also stops if it no longer trusts a key that signed the
-approval.
+The agent saves each attempt before it sends StartRequests, so that the approval survives a crash. It repeats the
+request until the event starts, changes, or is put on hold, or until it no longer trusts a key that signed the approval.
 
 The thread does not approve events in these cases:
 
 - The outbox is not saved, or the identity of this VM is not confirmed.
-- The portal has not sent all of its decisions since the start of the agent.
+- The portal has not sent all of its decisions since the agent started.
 - The file ``approvals.disabled`` is in the state directory.
-- The metadata service did not respond within the last three seconds.
+- The metadata service has not responded within the last three seconds.
 
-If a key file is invalid, the agent cannot verify the tokens that were signed with the key. One of these tokens might be
-a hold, so the rules do not approve any event until the key file is valid.
+While a key file is invalid, the agent cannot verify the tokens that were signed with the key. Because one of them might
+be a hold, no rule approves an event until the file is valid again.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     instant: Instant
     asked_at: float
-    """When the document was requested, in Unix seconds. It might lack the event of a decision that arrived later."""
+    """Unix seconds of the request. The document might lack the event of a decision that arrived later."""
     unsettled: frozenset[str]
     tracked: Document | None
 
@@ -77,8 +76,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
-    *portal_read* returns None until the agent has received all decisions of the portal. After that, it returns the
-    value that `Outbox.stream_id` had at that time. *vm* returns the identity of the VM. *directory* is the state
+    *portal_read* returns None until the agent has received all decisions from the portal, and then the
+    `Outbox.stream_id` for which it received them. *vm* returns the identity of the VM. *directory* is the state
     directory.
     """
 
@@ -156,7 +155,7 @@ class Approver:
     ) -> None:
         """Store a valid IMDS response. Wake the thread if the document has changed.
 
-        *instant* is the time of the response. *asked_at* is the time of the request on the monotonic clock. *unsettled*
+        The response arrived at *instant*, and the request was sent at *asked_at* on the monotonic clock. *unsettled*
         contains the EventIds of events with an unconfirmed change. *tracked* is the document that the agent tracks.
         """
         before = self._answer

@@ -1,8 +1,8 @@
 """Turns decisions into approvals or refusals. No function performs I/O.
 
-When an approve decision arrives, it first waits until a newly fetched document contains its event. Then it can wait for
-more approvers (`bridge.approval.two_person_rule`), for the end of another approval, or for a response from Azure. It
-stops waiting when it expires. A hold applies until its event disappears from the document (`bridge.approval.holds`).
+An approve decision first waits until its event is in the document. It can then wait for more approvers
+(`bridge.approval.two_person_rule`), for another approval to end, or for Azure to respond, until it expires. A hold
+applies until its event disappears from the document (`bridge.approval.holds`).
 
 An approve decision applies to only one version of an event. If Azure changes the event, the agent refuses the decision.
 
@@ -71,7 +71,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(state: ApprovalState, context: Context) -> Changes:
-    """Return the next changes. Call again after each write, until the changes are empty."""
+    """Return the next changes. Write them and call this again, until there are no more."""
     step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -348,9 +348,9 @@ class _Step:
 def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
     """Return whether *approval* is under way, so that the decision *last* must not replace it.
 
-    A person's decision replaces an approval that a rule started. While a drain command is running, a decision made on
-    this VM takes effect immediately. A decision from the portal waits until the command ends, because two drains of the
-    same VM would conflict.
+    A person's decision replaces an approval that a rule started. While a drain command is running, however, only a
+    decision made on this VM takes effect immediately. A decision from the portal waits until the command ends, because
+    two drains of the same VM would conflict.
     """
     if approval.state is ApprovalStage.WANTED:
         return bool(approval.arrivals)

@@ -44,7 +44,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 class _Wait(IntEnum):
     """The reason why the inbox cannot process a token yet.
 
-    If too many tokens are waiting, the inbox first drops the tokens whose reason has the lowest value.
+    If too many tokens are waiting, those with the lowest value are dropped first.
     """
 
     LATER = 1
@@ -52,8 +52,8 @@ class _Wait(IntEnum):
     BROKEN_KEY = 2
     """The key file exists but is not valid. Another program may be writing the file. No rule acts."""
     UNKEPT = 3
-    """The vmId of this VM is unknown, or the disk is behind, so the decision is not saved. The agent approves nothing,
-    because the decision may be a hold."""
+    """The vmId is unknown or the outbox is not saved, so the decision is not stored yet. Because it may be a hold, the
+    agent does not approve anything."""
 
 
 class DecisionInbox:
@@ -96,7 +96,7 @@ class DecisionInbox:
         return refusals
 
     def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Verify the waiting tokens again, at most once per second. Return records of refusals."""
+        """Retry the waiting tokens, at most once per second. Return records of the refused ones."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
@@ -105,7 +105,7 @@ class DecisionInbox:
 
     @property
     def has_waiting(self) -> bool:
-        """Return whether tokens wait."""
+        """Return whether any tokens are waiting."""
         return bool(self._waiting)
 
     @property
@@ -198,8 +198,7 @@ class DecisionInbox:
     def _kept_until(self, claims: Claims) -> float:
         """Return when the outbox can delete the decision: at ``exp``, or after a day for a hold.
 
-        The agent accepts a hold even after its ``exp``. The outbox never deletes a hold while the event of the hold
-        exists.
+        The agent accepts a hold even after its ``exp``, and the outbox never deletes it while its event exists.
         """
         if claims.verdict is not Verdict.HOLD:
             return claims.expires_at.timestamp()

@@ -1,11 +1,11 @@
 """Sends requests to the ops portal (PROTOCOL.md, sections 2 to 4).
 
 If a response is malformed, the client raises PortalFailed. Error messages never quote a response, because it could
-contain the bearer token or a decision. Repeated failures therefore produce the same message, and the agent logs the
-message only once.
+contain the bearer token or a decision. As a result, repeated failures have the same message, which the agent logs only
+once.
 
-The client does not follow redirects. For requests to other machines, it uses the proxy from the environment variables.
-For a loopback URL, it does not use a proxy. Such a URL can use plain HTTP, so a proxy could read the token.
+The client does not follow redirects. It uses the proxy from the environment variables, except for a loopback URL: the
+URL can be plain HTTP, so a proxy could read the token.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
     """Return the header that describes the agent to the portal (PROTOCOL.md, section 2).
 
-    The header lists a key only if its key file is valid. *directory* is the agent's state directory.
+    It lists only the keys whose files are valid. *directory* is the state directory of the agent.
     """
     about = {
         "version": version,
@@ -90,8 +90,8 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 class PortalClient:
     """Sends requests to the portal that *remote* configures. Only `close` is thread-safe.
 
-    *document* returns the attested document for a nonce. It is required if the credential is ``attested``. *agent*
-    returns the header that describes the agent.
+    *document* returns the attested document for a nonce, and is required for the credential ``attested``. *agent*
+    returns the value of the header that describes the agent.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class PortalClient:
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return the decisions for *vm_id* after *index*.
 
-        If the portal has no new decisions, the result contains the unchanged index and no decisions. Raises
-        PortalFailed or CredentialFailed.
+        If there are no new decisions, the result has the same *index* and no decisions. Raises PortalFailed or
+        CredentialFailed.
         """
         headers = {"Accept": "application/json"}
         token = self.bearer()
@@ -161,7 +161,7 @@ class PortalClient:
         return self._shown.token
 
     def drop_connections(self) -> None:
-        """Close idle connections after a failure. A new connection might reach a working server."""
+        """Close all idle connections. After a failure, a new one might reach a working server."""
         self._session.close()
 
     def close(self) -> None:

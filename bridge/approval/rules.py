@@ -5,7 +5,7 @@ never matches an unknown value. An ``approve`` rule also requires that Resources
 because an approval affects every VM in Resources. A ``hold`` rule does not require this.
 
 A rule acts at most once on each version of an event. If ``act`` is ``leader``, the first VM in Resources acts
-immediately, and each further VM waits longer. The wait starts when the agent first sees the version of the event, so an
+immediately, and each later VM waits longer. The wait starts when the agent first sees the version of the event, so an
 agent that starts late never acts too early. A signed hold stops all rules for its event.
 """
 
@@ -29,7 +29,7 @@ _PREFIX = "rule:"
 
 
 class RuleEngine:
-    """Applies rules to events whose status is Scheduled. *vm* returns this VM's identity."""
+    """Applies the rules to events that are Scheduled. *vm* returns this VM's identity."""
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -109,8 +109,8 @@ def act_delay_seconds(
 ) -> float | None:
     """Return how many seconds this VM waits before it acts, or None if it never acts.
 
-    If the rule's ``act`` is ``each``, the delay is 0. If it is ``leader``, the delay is 0 for the first VM in
-    Resources, and increases by *fallback_seconds* for each subsequent VM. A VM that is not in Resources never acts.
+    If ``act`` is ``each``, the delay is always 0. If it is ``leader``, the first VM in Resources does not wait, each
+    later VM waits *fallback_seconds* longer than the one before it, and a VM that is not in Resources never acts.
     """
     if not _is_clear_who(event, vm_name):
         return None

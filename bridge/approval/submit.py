@@ -78,8 +78,8 @@ class Submitter:
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and its time, or None if IMDS does not respond.
 
-        The time is calculated from the wall clock at the start of the request and the duration of the request on the
-        monotonic clock. If the VM is paused during the request, the response therefore counts as old.
+        The time is the wall-clock time when the request was sent, plus the time that has passed on the monotonic clock.
+        If the VM is paused in the meantime, the response therefore counts as old.
         """
         asked_at = self._clock.instant()
         try:
@@ -98,7 +98,7 @@ class Submitter:
         return document, Instant(wall=wall, monotonic=monotonic)
 
     def withhold(self, approval: PendingApproval) -> None:
-        """Postpone *approval* for a second, because the agent must not send it now."""
+        """Postpone *approval* for a second, because it must not be sent yet."""
         self._retry_at[approval.key] = self._clock.monotonic() + _RETRY_SECONDS
         message = "The approval is withheld. The outbox is not saved, or the newest document does not allow it."
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)

@@ -4,7 +4,7 @@ With ``required_approvals = 2``, the portal's decisions lead to an approval only
 version of the event. The two decisions must have different key IDs (``kid``), different keys, and different approvers.
 By default, one decision is enough. The rule does not apply to local rules or to the command `approve` on the VM.
 
-The portal has its own rule in bridge/portal/two_person_rule.py. The portal waits until enough of its users have
+The portal has its own rule in bridge/portal/verdicts.py. The portal waits until enough of its users have
 approved (``people.required_approvals``), and then signs a single decision with its own key. The agent counts this
 decision as one approver.
 """
@@ -20,7 +20,7 @@ def sufficient_decisions(approves: Iterable[StoredDecision], required_approvals:
     """Return the decisions that together allow an approval, or [] if they are too few.
 
     *approves* contains the trusted, unexpired approve decisions on one version of an event, in order of arrival. A
-    single decision made on the VM is sufficient, because anyone who can write to the outbox already controls the VM.
+    single decision made on the VM is always enough, because anyone who can write to the outbox already controls the VM.
     """
     chosen: list[StoredDecision] = []
     for each in approves:

@@ -1,6 +1,6 @@
 """Implements the agent's command line.
 
-No other package prints the results of commands or exits the process.
+Only this package prints the results of commands and exits the process.
 
 The `commands` module defines the options and help text of every command. Each command is implemented in the module of
 the same name. `main` is the entry point of `scheduled-events-bridge`.

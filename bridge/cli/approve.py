@@ -110,7 +110,7 @@ def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
 
 
 def _overruled(approval: ApprovalSettings, holds: Iterable[StoredDecision]) -> list[str]:
-    """Return a warning for each rule that the approval overrules: holds, or a second approver."""
+    """Return a warning for each hold that the approval overrules, and for missing approvers."""
     sentences = [f"This overrules the hold of {each}." for each in _by_approver(holds)]
     needed = 1 if approval.remote is None else approval.remote.required_approvals
     if needed > 1:

@@ -111,8 +111,8 @@ def check_config() -> None:
     The command runs outside the sandbox of the service. For example, a directory can be writable for the command but
     not for the service.
 
-    The first request for the Scheduled Events document turns on Scheduled Events for the VM. The check
-    must not turn them on, so --connect requests the document only if an agent already uses the state directory.
+    Requesting the Scheduled Events document for the first time turns on Scheduled Events for the VM. To avoid
+    this, --connect requests the document only if an agent already uses the state directory.
     """
 
 
@@ -153,9 +153,9 @@ def events() -> None:
 def approve() -> None:
     """Approve the event EVENT_ID for all affected VMs. Azure can then start it immediately.
 
-    The running agent posts the approval to Azure. The exit code is 1 if no agent is running, or if the event is not
-    approved within 30 seconds. If the agent cannot send the approval at once, it keeps the approval and sends it later.
-    To prevent this, create the file `approvals.disabled` in the state directory.
+    The running agent sends the approval to Azure. The exit code is 1 if no agent is running, or if the event is not
+    approved within 30 seconds. If the agent cannot send the approval immediately, it keeps trying even after the
+    command ends. To prevent this, create the file `approvals.disabled` in the state directory.
     """
 
 
@@ -219,8 +219,8 @@ def discard() -> None:
 def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after a rename.
 
-    The metrics of OLD count the moved records as discarded. If NEW has already received one of the records in the last
-    7 days (state.keep_delivered_seconds), the agent does not resend this record.
+    The metrics of OLD count the moved records as discarded. A record that NEW has already received in the last 7 days
+    (state.keep_delivered_seconds) is not sent to it again.
     """
 
 
@@ -361,8 +361,8 @@ def decide() -> None:
     """Sign a decision on an event, and print the signed token.
 
     The command does not send the token. Your own portal must return it to the agent. With --all, the command signs a
-    decision for each VM in the file. It skips VMs on which the event has ended. For approvals, it also skips VMs on
-    which the event has already started.
+    decision for each VM in the file, except for VMs on which the event has ended. An approval also skips VMs on which
+    the event has already started.
     """
 
 

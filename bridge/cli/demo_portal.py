@@ -50,7 +50,7 @@ _QUIET_SECONDS = 20.0
 
 
 def run_portal_demo(directory: Path) -> None:
-    """Run the demo in *directory*. Raise KeyboardInterrupt when a stop signal arrives."""
+    """Run the demo in *directory* until a stop signal arrives. Then raise KeyboardInterrupt."""
     logs.configure(level=logging.WARNING)
     stop = set_by_signals()
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Adds command groups, examples, and file locations to the output of `--help`."""
+"""Groups the commands in `--help` by topic, and adds examples and file locations."""
 
 from __future__ import annotations
 

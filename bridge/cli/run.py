@@ -39,8 +39,8 @@ _LAST_TURN_SECONDS = 1.0
 def run_agent(settings: Settings, *, log_format: str, log_level: str, allow_second_agent: bool) -> None:
     """Run the agent until a signal stops it.
 
-    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked. The function raises the same
-    error if the system service already runs an agent on this VM, unless *allow_second_agent* is true.
+    Raises StateDirectoryError (exit code 73) if the state directory cannot be locked, or if the system service already
+    runs an agent on this VM and *allow_second_agent* is false.
     """
     logs.configure(form=log_format, level=log_level.upper())
     signals, stop, reload_wanted = SignalEvents(), threading.Event(), threading.Event()

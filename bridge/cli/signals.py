@@ -2,9 +2,9 @@
 
 SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
-While a command runs, its signal handlers do nothing. Python writes each signal's number to a pipe, and a thread that
-reads the pipe sets a `threading.Event`. A handler cannot set the event itself. If the handler interrupted `Event.wait`
-on the main thread, it would wait forever for the event's lock.
+While a command runs, its signal handlers do nothing. Instead, Python writes the number of each signal to a pipe, and a
+thread that reads the pipe sets a `threading.Event`. If a handler set the event itself while `Event.wait` ran on the
+main thread, it would wait forever for the lock of the event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SignalEvents:
         threading.Thread(target=self._set_each, name="signals", daemon=True).start()
 
     def set_on(self, numbers: Iterable[int], *events: threading.Event) -> None:
-        """Set *events*, in this order, each time one of the signals *numbers* arrives."""
+        """Set *events*, in this order, whenever one of the signals *numbers* arrives."""
         for number in numbers:
             self._events[number] = events
             signal.signal(number, lambda *_: None)

@@ -1,9 +1,9 @@
 """Prints tables, wrapped lines, colors, and messages.
 
-If the output does not go to a terminal, it has no colors, and lines are not wrapped.
+Output that is not written to a terminal has no colors, and its lines are not wrapped.
 
-This module does not print tables with the rich library, because rich splits long EventIds on a narrow terminal, and you
-could not copy a split EventId.
+Tables are not printed with the rich library, because it splits long EventIds on a narrow terminal, and you could not
+copy a split EventId.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def is_terminal(to: TextIO | None = None) -> bool:
 
 
 def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
-    """Wrap *text* at the terminal's width. If *to* is not a terminal, return a single line.
+    """Wrap *text* to the terminal's width. If *to* is not a terminal, return a single line.
 
     *first* is the prefix of the first line, and *indent* is the prefix of the other lines.
     """
@@ -121,7 +121,7 @@ def say(*sentences: str) -> None:
 
 
 def complain(*sentences: str, code: int) -> int:
-    """Print *sentences* on standard error, as errors of the journal, and return *code*."""
+    """Print *sentences* on standard error, marked as errors for the journal. Return *code*."""
     from bridge.logs import is_journal  # noqa: PLC0415  # only if a command fails
 
     error = "<3>" if is_journal(sys.stderr) else ""

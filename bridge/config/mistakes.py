@@ -30,7 +30,7 @@ class Problems:
         return len(self.sentences)
 
     def add(self, path: str, text: str, *, before: str = "") -> None:
-        """Add a message that consists of *before*, *path*, the table of the key, and *text*."""
+        """Add a message: *before*, *path*, then `whose` in parentheses if it is set, then *text*."""
         about = f" ({self.whose})" if self.whose else ""
         self.sentences.append(f"{before}{path}{about}{text}")
 
@@ -43,7 +43,7 @@ class Problems:
         self.add(path, f" is {shown(path, value)}, but must be {wanted}.{hint}")
 
     def wrong_type(self, path: str, value: object, wanted: Any, core: Any) -> None:
-        """Report a value of the wrong type. *core* is the type in ``Annotated``."""
+        """Report a value of the wrong type. *core* is *wanted* without ``Annotated`` and None."""
         choices = _choices(types.type_info(core)) if not is_secret_name(path) else []
         self.wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")
 

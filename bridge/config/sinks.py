@@ -4,9 +4,9 @@ A sink declares its settings as fields and validates settings that depend on eac
 module validates the settings that all sinks share. A filter that can never match is an error, because the sink would
 never send a record.
 
-A sink type is the name of an entry point in the group ``scheduled_events_bridge.sinks``, or has the form
-``module:Class``. The agent imports only the configured sink types. An unused sink therefore uses no memory, and its SDK
-can be missing.
+A sink type is either the name of an entry point in the group ``scheduled_events_bridge.sinks`` or ``module:Class``. The
+agent imports only the types that are configured, so the others use no memory, and their SDKs do not have to be
+installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reads the settings of the ``[telemetry]`` table and of the OTEL_* variables.
 
-If the table does not contain a setting, the agent uses the matching variable. Without the table, the agent ignores all
-of these variables, because they might be meant for another program. The OpenTelemetry page "OTLP Exporter
-Configuration" describes the variables.
+If the table does not contain a setting, the agent uses the matching variable (see the OpenTelemetry page "OTLP Exporter
+Configuration"). Without the table, it ignores all of these variables, because they might be meant for another program.
 """
 
 from __future__ import annotations

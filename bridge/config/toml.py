@@ -30,8 +30,8 @@ LONGEST_SECONDS = 315_360_000
 class Check(msgspec.Struct, frozen=True):
     """A check in ``Annotated`` for conditions that a type cannot express.
 
-    The agent calls *rule* with the converted value. If the value is invalid, *rule* raises ValueError with a
-    description of the valid values, and optionally a hint.
+    *rule* is called with the converted value. If the value is invalid, it raises ValueError with a description of the
+    valid values and, optionally, a hint.
     """
 
     rule: Callable[[Any], None]
@@ -62,10 +62,9 @@ def convert(
 
     If the table is invalid, add the errors to *problems* and return None.
 
-    The constructor of *struct* checks the keys in combination. Its ValueError becomes a mistake of the table. If a key
-    is invalid by itself, the constructor gets the unconverted value. A TypeError or AttributeError then has no meaning,
-    because the check might have used this value. *stricter* contains the types of fields that are stricter than the
-    declared types.
+    The constructor of *struct* checks combinations of keys. If it raises ValueError, the message becomes a mistake of
+    the table. A key that is invalid by itself is passed unconverted, which can cause a TypeError or AttributeError. The
+    function then ignores this error. *stricter* maps fields to types that are stricter than the declared ones.
     """
     before = len(problems)
     if not isinstance(table, Mapping):

@@ -1,4 +1,4 @@
-"""Groups the parts of the portal that the routes and the periodic work share."""
+"""Bundles the parts of the portal that the HTTP routes and the periodic work share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridge.portal.users import Users
 
 
 class Site:
-    """The shared parts of the portal, and the settings that several parts use."""
+    """The parts of the portal that several modules share, and their common settings."""
 
     def __init__(self, settings: PortalSettings, *, store: StoreThreads, clock: Clock) -> None:
         self.store = store

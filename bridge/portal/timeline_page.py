@@ -1,8 +1,8 @@
 """Serves the timeline, and computes the coordinates of its bars.
 
-The URL contains the period. The default is the past 24 hours and the next 7 days. Each bar has two parts: the time from
-the announcement to the start, and the impact from the start to the end. Bars and their labels share a row if they do
-not overlap. The table below the picture contains the same data.
+The URL contains the period. By default, it is the past 24 hours and the next 7 days. Each bar has two parts: the
+notice, from the announcement to the start, and the impact, from the start to the end. Bars that do not overlap can
+share a row. The table below the picture contains the same data.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FROM = "%Y-%m-%dT%H:%MZ"
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
-    """``GET /timeline``: show the events in the `hours` hours after the time `from`."""
+    """``GET /timeline``: show the events of a period that starts at `from` and lasts `hours`."""
     now, query = site.clock.now(), request.query_params
     hours = whole_number(query, "hours", _DEFAULT_HOURS, lowest=1, highest=_MOST_HOURS)
     period = Period(since=_since(query.get("from"), now, hours), hours=hours)
@@ -130,7 +130,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return round(min(max(share, 0.0), 1.0) * WIDTH, 1)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yield the x-coordinate and the text of each time on the axis."""
+        """Yield the x-coordinate and the label of each time on the axis."""
         minutes = next((each for each in _TICK_MINUTES if self.hours * 60 / each <= _MOST_TICKS), _TICK_MINUTES[-1])
         step = minutes * 60
         at = datetime.fromtimestamp(-(-self.since.timestamp() // step) * step, timezone.utc)

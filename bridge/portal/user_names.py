@@ -1,10 +1,10 @@
 """Validates user names, compares them, and builds the keys that identify people.
 
-Names are compared after NFKC normalization and case folding, so that all spellings of a name identify the same user.
+Names are compared after NFKC normalization and case folding, so all spellings of a name identify the same user.
 Otherwise, one person could count as two approvers, or a disabled user could sign in with a different spelling.
 
-An issuer and a subject identify a person. The portal never compares the names that an OpenID Connect provider reports,
-because the provider can later give the name of one person to another person.
+A person who signs in with OpenID Connect is identified by issuer and subject. The portal never compares the names that
+a provider reports, because a provider can later give the same name to someone else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 def user_name_in(text: str) -> str | None:
     """Return the normalized name, or None if *text* is not a valid name.
 
-    A name is invalid if it is empty, if it is too long, or if it contains invisible characters.
+    A name is invalid if it is empty, too long, or contains invisible characters.
     """
     if len(text) > MOST_CHARACTERS:
         return None

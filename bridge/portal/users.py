@@ -92,8 +92,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        An approver with a limited scope can hold an event if at least one of its VMs is in the scope, and can approve
-        the event only if all names in Resources are confirmed and in the scope, because an approval affects them all.
+        An approver with a limited scope can hold an event if at least one of its VMs is in the scope. To approve it,
+        all names in Resources must be confirmed and in the scope, because an approval affects all of them.
         """
         if self.why_not_approver is not None:
             return self.why_not_approver
@@ -182,9 +182,8 @@ class Users:
     def csrf_token(self, person: Person, pad: str = "") -> str:
         """Return a CSRF token that is valid for the session of *person*.
 
-        Responses are compressed. If every response contained the same token, an attacker could insert guesses through
-        the URL and infer the token from the size of the response (the BREACH attack). Therefore, each token has a
-        random pad.
+        Responses are compressed. If they all contained the same token, an attacker who can add text to a URL could
+        guess the token from the size of the response (the BREACH attack), so each token has a random pad.
         """
         pad = pad or secrets.token_hex(16)
         key = hmac.digest(self._csrf_key, (person.session_sha256 or person.key).encode(), hashlib.sha256)

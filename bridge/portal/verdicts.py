@@ -1,8 +1,8 @@
 """Defines the verdicts of people on events, and combines them by the two-person rule.
 
-A verdict is one person's choice to approve or hold an event. This module combines the verdicts on an event, and the
-module `deciding` then signs the decisions. With the two-person rule, `people.required_approvals` different people must
-approve an event.
+A verdict is one person's choice to approve or hold an event. This module combines the verdicts on an event, and
+`deciding` then signs the decisions. Under the two-person rule, an event must be approved by `people.required_approvals`
+different people.
 
 These rules apply to the verdicts on one event:
 
@@ -15,8 +15,8 @@ These rules apply to the verdicts on one event:
 - If an event needs more than one person, only people of the same issuer count together. Otherwise, one person with a
   local account and an account of the OpenID Connect provider could approve twice.
 
-Agents cannot check this rule, because the portal signs each decision with its own key, even if several people approved
-the event. The agent's setting `required_approvals` counts signing keys instead of people
+Agents cannot check this rule, because the portal signs every decision with its own key, no matter how many people
+approved the event. The agent's own setting `required_approvals` counts signing keys, not people
 (`bridge.approval.two_person_rule`).
 """
 
@@ -131,8 +131,8 @@ def lift(
 ) -> tuple[dict[str, str], int]:
     """Return the lifts of *verdict*, and how many more people must agree to withdraw it.
 
-    A lift is the consent of one person. The lifts include the consent of *person_key*, which is valid until *until*,
-    and earlier lifts that are valid at *at*. A person can withdraw an approval, or their own hold, without others.
+    A lift is one person's consent to withdraw a hold. The result includes the consent of *person_key*, valid until
+    *until*, and earlier lifts that are still valid at *at*. Withdrawing an approval or one's own hold needs no consent.
     """
     lifts = {key: end for key, end in verdict.lifts.items() if at < end and key not in barred}
     lifts[person_key] = until

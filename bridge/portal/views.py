@@ -1,11 +1,11 @@
 """The view of an event for one person: its state, its buttons, and its verdicts.
 
-The sentences never imply that a person can prevent an event, because Azure starts the event at its NotBefore time even
-without an approval. For each event, the page first states what happens if no one acts. Each button describes its effect
-and lists all affected VMs.
+The sentences never imply that someone can prevent an event, because Azure starts it at its NotBefore time even without
+an approval. For each event, the page first states what happens if no one acts. Next to each button, it describes the
+effect and lists all affected VMs.
 
-If an event has members, its history shows only their reports of changes by Azure. The table of VMs on the same page
-also contains the reports of other VMs.
+If an event has members, its history shows only what its members reported about changes by Azure. The table of VMs on
+the same page also includes reports from other VMs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def buttons(self) -> Buttons:
         """Return the buttons for the person. A person can repeat an approval that had no effect.
 
-        After Azure has accepted an approval, the only button is the hold button, with a warning.
+        After Azure accepts an approval, only the hold button is left, with a warning.
         """
         event = self.event
         if not event.is_open or event.event.event_id is None or event.event.is_advisory:

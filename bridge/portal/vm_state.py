@@ -63,8 +63,8 @@ class VmState(msgspec.Struct, kw_only=True):
     def confirmed_until(self) -> str:
         """Return the time until which the VM counts as confirmed.
 
-        A VM counts as confirmed for two heartbeat intervals after the last arrival of a record. If the VM sends no
-        heartbeats, it counts as confirmed for 10 minutes.
+        A VM counts as confirmed for two heartbeat intervals after its last record arrived, or for 10 minutes if it
+        sends no heartbeats.
         """
         seconds = _CONFIRMED_SECONDS if self.heartbeat_seconds is None else 2 * self.heartbeat_seconds
         return format_time(parse_time(self.heard_at) + timedelta(seconds=seconds))
@@ -91,8 +91,8 @@ class VmState(msgspec.Struct, kw_only=True):
     def position_of(self, record: TransitionRecord) -> Position:
         """Return the position of *record* among the records of this VM.
 
-        If the VM's clock was ahead, the UUIDv7 of a stream contains a time in the future. To prevent the old stream
-        from taking precedence over newer streams, the first arrival of the stream is the upper limit of this time.
+        The UUIDv7 of a stream contains its creation time, but the portal uses no time later than the stream's first
+        arrival. Otherwise, a stream from a clock that was ahead would take precedence over newer streams.
         """
         arrival = self.streams.get(record.stream_id, self.heard_at)
         milliseconds = int(parse_time(arrival).timestamp() * 1000)

@@ -1,6 +1,6 @@
 """Signs and verifies Standard Webhooks (https://www.standardwebhooks.com).
 
-All agents share one secret, so the signature of a record proves that an agent sent the record, but not which agent.
+All agents share one secret, so the signature of a record proves that an agent sent it, but not which one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ An ops portal issues a token in three steps (PROTOCOL.md, section 2). First, the
 Azure's metadata service signs a document that contains the challenge. Finally, the portal returns a token in exchange
 for this document.
 
-Error messages never contain tokens. They contain no text from a server except the refusal reasons that this module
-defines. A repeated failure therefore has the same message, and the agent logs it only once.
+Error messages never contain tokens, and the only server text in them is the refusal reasons that this module defines. A
+repeated failure therefore has the same message, and the agent logs it only once.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     """Return a new token from the VM's managed identity, or Kubernetes workload identity.
 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
-    it finds. The function does not cache tokens, because a cache could return a rejected token again.
+    it finds. The function does not cache tokens, because it could then return a token again that was rejected.
     """
     import requests  # noqa: PLC0415  # these imports take 11 to 20 MB and a second
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # likewise
@@ -253,11 +253,11 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedToken(RenewedToken):
-    """A token that *portal* issues after it has verified an attested document of this VM.
+    """Provides a token that *portal* issues in return for an attested document of this VM.
 
     *document* is a function that returns an attested document with a given nonce. If Azure's metadata service returns
-    an outdated document, the portal rejects the document with status 409. The agent then requests another document for
-    the same challenge. It repeats this request until the challenge expires, but for at most five minutes.
+    an outdated document, the portal rejects it with status 409. The agent then keeps requesting new documents for the
+    same challenge until the challenge expires, but for five minutes at most.
     """
 
     def __init__(

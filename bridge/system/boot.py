@@ -1,7 +1,7 @@
 """Returns the identity and the time of the current boot.
 
-On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. The measured boot
-time varies slightly. Therefore, two boot times that differ by at most two minutes count as the same boot.
+On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. Its measured value
+varies slightly, so two boot times that differ by two minutes or less count as the same boot.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _LINE = re.compile(r"\d+ \d+ (\d+):\d+ (\S+) (\S+) .*? - (\S+) ")
 
 
 def warn_if_ephemeral(directory: Path) -> bool:
-    """Log a warning and return True if *directory* does not survive a redeploy."""
+    """Return True and log a warning if a redeploy would delete *directory*."""
     why = why_ephemeral(directory)
     if why is not None:
         logger.warning("%s", why)

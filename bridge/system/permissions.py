@@ -31,8 +31,8 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
     """Return why an untrusted user can change *path*, or None if no untrusted user can.
 
-    The root user and *users* are trusted. If *path* does not exist, the function checks its existing parent
-    directories. Tests can pass a different list of mounts in the file *mounts*.
+    Only root and *users* are trusted. If *path* does not exist, the function checks those of its parent directories
+    that do. Tests can pass a different list of mounts in the file *mounts*.
     """
     if sys.platform == "win32":
         return None

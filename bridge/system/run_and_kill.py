@@ -89,7 +89,7 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell for at most *deadline_seconds*, not counting VM freezes.
+        """Run *argv* without a shell for up to *deadline_seconds*, not counting VM freezes.
 
         The program inherits this process's environment variables, except those in *without*, and also receives
         *environment*. Raise OSError if the program cannot start.

@@ -24,7 +24,7 @@ _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """The parsed content of a file. After each change of the file, it is parsed again."""
+    """Holds the parsed content of a file, and parses it again after each change."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path

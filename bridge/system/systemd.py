@@ -23,7 +23,7 @@ _LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
-    """Notifies systemd through the socket in ``NOTIFY_SOCKET``, if this variable is set."""
+    """Notifies systemd through the socket in ``NOTIFY_SOCKET``, if that variable is set."""
 
     def __init__(self, environ: MutableMapping[str, str], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

@@ -83,7 +83,7 @@ def fail(message: str) -> NoReturn:
 
 
 def expect_accepted(error: BaseException | None) -> None:
-    """Fail the test if *error* is not None. In this test, the peer accepts all records."""
+    """Fail the test if *error* is not None, because the peer accepts all records in this test."""
     if error is not None:
         raise AssertionError(f"The peer accepted the records, but the sink raised {error!r}.") from error
 

@@ -149,7 +149,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """Call the sink without the agent, so that only the sink's deadline can end the send."""
+        """Call the sink without the agent, so that only the sink's own deadline can end the send."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -344,7 +344,7 @@ class SinkContract:
         expect(self.after_silence, error)
 
     def _sent_at_last(self, host: Host) -> DeliveryError | None:
-        """Try to send up to three times, because an earlier canceled send might still run."""
+        """Try to send up to three times, because a canceled send might still be running."""
         for _ in range(_RETRIES):
             error = host.send(self._batch())
             if error is None:

@@ -101,7 +101,7 @@ def nobody() -> Iterator[Address]:
 
 @contextmanager
 def silent_listener() -> Iterator[tuple[Address, socket.socket]]:
-    """Yield the address and the socket of a server that accepts connections but sends nothing."""
+    """Yield the address and socket of a server that accepts connections but sends nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(_BACKLOG)

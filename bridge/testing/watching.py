@@ -49,7 +49,7 @@ class Census:
         return cls.taken()
 
     def settled(self) -> Census:
-        """Count again, for up to 5 s, until no count is higher than in this census.
+        """Count again for up to 5 s, until no count is higher than in this census.
 
         Return the last counts.
         """
@@ -79,7 +79,7 @@ def _sockets() -> int:
 class Lag:
     """Measures how late a thread wakes from a 5 ms sleep.
 
-    On a busy machine, any call can end this much later than its deadline.
+    Even on a busy machine, every call should end within this time after its deadline.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Lag:
 
         The value comes from the longest measured delay.
 
-        The result is at most 0.5 s. Therefore, the test still detects a sink that blocks all threads.
+        The result is at most 0.5 s, so that the test still detects a sink that blocks all threads.
         """
         return min(self._worst_seconds * _THREADS_IN_TURN, _MOST_LAG_SECONDS)
 
@@ -124,9 +124,9 @@ def in_time(
 
     Raise AssertionError after four late calls.
 
-    A call is late if *was_cut* reports that the host canceled it, or if the call takes too long. The limit is 1.1 times
-    *deadline_seconds*, plus the delay that `Lag` measures. The function repeats late calls, because a busy machine
-    delays only some calls. *seconds_of* returns the duration of a call from its result.
+    A call is late if *was_cut* reports that the host canceled it, or if it takes longer than 1.1 times
+    *deadline_seconds* plus the delay that `Lag` measures. Late calls are repeated, because a busy machine delays only
+    some of them. *seconds_of* extracts the duration of a call from its result.
     """
     taken: list[str] = []
     for _ in range(_TRIES):

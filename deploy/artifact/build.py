@@ -12,7 +12,7 @@ contain Python, because the VM's own Python receives security updates along with
 - scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz: the extras `apprise` and `websocket`, to unpack over it
 - scheduled-events-bridge-VERSION-windows-x86_64.zip: the agent, install.ps1, and every extra
 
-To make builds reproducible, the program sets the modification time of every packed file to SOURCE_DATE_EPOCH.
+To make builds reproducible, every packed file gets the modification time SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) 
 
 
 def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None:
-    """Write the files of the main archive to *directory*, and the extras to *extras*."""
+    """Write the files of the main archive to *directory*, and extra files to *extras*."""
     locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
     targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
     for target in targets:

@@ -284,7 +284,7 @@ def names(pods: list[Json]) -> str:
 
 
 def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgent: bool) -> None:
-    """Evict all pods. Unless *is_urgent* is true, wait until the pods have terminated.
+    """Evict all pods, and wait until they have terminated unless *is_urgent* is true.
 
     Raises Later after *wait_seconds*, or at *not_before* (Unix seconds).
     """
@@ -317,8 +317,8 @@ def event_type_of(event: dict[str, str]) -> str:
 def kubernetes_event(node: str, event: dict[str, str]) -> Json:
     """Return the Kubernetes Event for the record, such as RebootScheduled.
 
-    The Event refers to the node by its name instead of its UID, as the Events of the kubelet do. Every version of
-    `kubectl describe node` shows an Event with such a reference.
+    Like the Events that the kubelet writes, this Event refers to the node by name and not by UID, so that every version
+    of `kubectl describe node` shows it.
     """
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     has_ended = event["TRANSITION"] in ENDS  # the record then contains the last known NotBefore

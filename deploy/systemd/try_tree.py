@@ -8,8 +8,7 @@ install.sh runs this file with the installed agent's Python interpreter.
     PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Reasons that are also
                                         in FILE, which contains the output of `reasons`, do not count
 
-The service user might not have access to this file. Therefore, the installer passes the content of the file to Python
-on standard input.
+The service user might not be able to read this file, so the installer passes its content to Python on standard input.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ def reasons() -> list[str]:
 def ready(seconds: float, before: list[str]) -> list[str]:
     """Return the reasons why the agent is not ready after *seconds*.
 
-    The function ignores the reasons in *before*, because a destination that failed before an upgrade must not prevent
-    the upgrade.
+    Reasons in *before* are ignored, because a destination that failed before an upgrade must not block the upgrade.
     """
     excused = {without_details(reason) for reason in before}
     until = time.monotonic() + seconds

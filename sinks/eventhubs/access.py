@@ -21,7 +21,7 @@ _RENEW_SECONDS = 600
 class Access:
     """Provides the address and the credential of an event hub for AMQP and HTTPS.
 
-    Call `prepare` before each request. The Azure SDK can use an object of this class as a credential.
+    Call `prepare` before each request. The Azure SDK can use an instance of this class as a credential.
     """
 
     def __init__(self, config: EventHubsConfig) -> None:

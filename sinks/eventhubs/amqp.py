@@ -8,8 +8,8 @@ The SDK resends a failed batch even if its number of retries is 0. To prevent th
 the SDK's `_start_producer` method. If a future version of the SDK does not call this method, consumers might receive
 duplicates.
 
-The sender encodes the next batch while the event hub processes the current batch. This saves time, because encoding
-takes a third as long as a transfer.
+The sender encodes the next batch while the event hub processes the current one. This saves time, because encoding takes
+a third as long as a transfer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signs requests with secrets. The signer rereads the secrets when their file changes."""
+    """Signs requests with secrets, and rereads the secrets when their file changes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret

@@ -1,4 +1,4 @@
-"""Creates the connection and the request target for one URL, with or without a proxy."""
+"""Creates the connection and request target for a URL, with or without a proxy."""
 
 from __future__ import annotations
 

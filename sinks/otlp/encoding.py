@@ -72,8 +72,8 @@ def rejection(content: bytes) -> tuple[int, str]:
 
     The responses for logs and for traces have the same encoding.
 
-    Some receivers respond with a text such as "OK" instead of an ExportLogsServiceResponse. In this case, the function
-    returns 0, because a 2xx status means that the receiver accepted the request.
+    Some receivers respond with a text such as "OK" instead of an ExportLogsServiceResponse. The function then returns
+    0, because a 2xx status means that the receiver accepted the request.
     """
     response = ExportLogsServiceResponse()
     try:

@@ -1,8 +1,8 @@
 """The sink `otlp`, which sends records as OpenTelemetry logs or traces over HTTP.
 
-An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not name the
-rejected records, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the
-request, and `max_batch` is 1 by default.
+An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not say
+which ones, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the request,
+and `max_batch` is 1 by default.
 """
 
 from __future__ import annotations

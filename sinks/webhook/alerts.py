@@ -1,7 +1,7 @@
 """Provides the summary, the details, and the link of an alert for the webhook formats.
 
-A `scheduled` or `started` record creates an alert. An `updated` record refreshes the alert, and a `completed`,
-`canceled`, or `ended` record resolves it. Heartbeats and records about approvals do not change alerts.
+A `scheduled` or `started` record creates an alert, an `updated` record refreshes it, and a `completed`, `canceled`, or
+`ended` record resolves it. Heartbeats and records about approvals do not change alerts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines the interface of webhook formats. A format converts a record to a request."""
+"""Defines the interface of webhook formats, which convert records to requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The webhook format that creates the body from a Jinja2 template.
 
-The path of the URL can also be a template, but the host name cannot. Otherwise, a record could determine which server
+The path of the URL can also be a template, but the host name cannot. Otherwise, a record could choose the server that
 receives the configured headers.
 
 Templates run in Jinja2's sandbox, and unknown names are errors. To find errors before the first event, the agent
@@ -114,7 +114,7 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError if a template fails for a record, or if every body is blank."""
+        """Raise ValueError if a template fails for a record, or always renders a blank body."""
         messages = []
         for record in records:
             try:

@@ -142,7 +142,7 @@ def test_documented_response_limits_match_the_code():
     text = " ".join(_section(3).split())
 
     assert MAX_ANSWER_BYTES - 2 * token_module.MAX_TOKEN_CHARACTERS == 1_032_192
-    assert f"{MAX_DECISIONS:,} decisions, or if its decisions have more than 1,032,192 characters" in text
+    assert f"{MAX_DECISIONS:,} decisions, or more than 1,032,192 characters of decisions" in text
     assert MAX_INDEX == 2**53 - 1
     assert f"not a string of 1 to {MAX_EPOCH_CHARACTERS} characters" in _section(4)
 
@@ -178,7 +178,7 @@ def test_documented_limits_of_attested_tokens_match_the_code():
     assert f"{nonce.type.min_length} to {nonce.type.max_length} of the characters" in text
     assert f"{token.type.min_length} to {token.type.max_length:,} visible ASCII characters" in text
     assert f"a whole number from {expires_in.type.ge} to {expires_in.type.le:,}" in text
-    assert f"a response of at most {access_tokens.MAX_ANSWER_BYTES // 1024} KiB" in text
-    assert f"waits at most {TOKEN_DEADLINE_SECONDS:g} seconds" in text
+    assert f"must not be larger than {access_tokens.MAX_ANSWER_BYTES // 1024} KiB" in text
+    assert f"waits up to {TOKEN_DEADLINE_SECONDS:g} seconds" in text
     for path in (access_tokens.CHALLENGE_PATH, access_tokens.TOKEN_PATH):
         assert f"POST {{url}}{path} HTTP/1.1" in text

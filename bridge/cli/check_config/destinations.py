@@ -1,6 +1,6 @@
 """Tests the connections to IMDS, the portal, and the sinks (`check-config --connect`).
 
-The tests run in parallel and do not write to any destination.
+The tests run in parallel. None of them writes to its destination.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks files, variables, programs, and the state directory without the network.
 
-The checks do not change anything on the machine, and they run with the current user's permissions. Root can read every
-file, so when root runs `check-config`, it prints the command to repeat the checks as the agent's user.
+The checks do not change anything on the machine. Because root can read every file, `check-config` prints a command for
+root that repeats the checks as the agent's user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENVIRONMENT_HINT = " (This command's environment can differ from the agent's en
 
 
 class Problem(NamedTuple):
-    """A problem that a check found. *where* is its place, such as ``Sink sre-alerts``."""
+    """A problem that a check found in *where*, for example in ``Sink sre-alerts``."""
 
     where: str
     message: str

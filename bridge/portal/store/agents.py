@@ -1,4 +1,4 @@
-"""Stores the agents that poll each portal process, and their attested documents.
+"""Stores which agents poll each portal process, and their attested documents.
 
 After a restart, the portal uses these tables to find the agents that were connected before. Portal processes also share
 their agents through these tables. Each process increases its heartbeat whenever it writes, and stores it in the rows
@@ -61,7 +61,7 @@ def changes_of_other_processes(
 
 
 def delete_agents(connection: Connection, *, before: datetime) -> None:
-    """Delete agents that disconnected, and processes that stopped, before the time *before*.
+    """Delete the agents and processes that have been inactive since *before*.
 
     A stopped process remains while it has agents.
     """

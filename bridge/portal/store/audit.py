@@ -1,6 +1,6 @@
 """Stores and reads audit entries. A lock serializes the writers.
 
-Filters and scopes use the table `audit_events`, which lists the events of each entry. This table is not part of the
+The table `audit_events` lists the events of each entry. Filters and scopes use this table, but it is not part of the
 hash chain.
 """
 

@@ -183,7 +183,7 @@ def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
 
 
 def note_alive(connection: Connection, at: str) -> None:
-    """Write one row. This write detects a full disk even if the process is idle."""
+    """Write one row, to detect a full disk even if nothing else is written."""
     upsert(connection, properties, [{"name": "alive_at", "value": at}])
 
 

@@ -1,4 +1,4 @@
-"""Stores signed decisions, and numbers them in the order of their commits.
+"""Stores signed decisions, numbered in commit order.
 
 The long poll does not read this table, because `bridge.portal.pending_decisions` keeps valid decisions in memory.
 """
@@ -26,7 +26,7 @@ _HOLD = "hold"
 
 
 class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed decision with a verified signature. The fields are columns of the table."""
+    """A signed decision whose signature is verified. Its fields are the table's columns."""
 
     vm_key: str
     event_key: str
@@ -44,10 +44,10 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_decisions(connection: Connection, signed: Mapping[str, Claims], *, at: str) -> dict[str, int]:
-    """Store decisions that were signed elsewhere. *signed* maps each token to its claims.
+    """Store decisions from elsewhere. *signed* maps each signed token to its claims.
 
-    The audit gets one entry for each combination of approver, event, and choice. The result maps the SHA-256 of each
-    decision to its number.
+    The audit gets one entry per approver, event, and choice. The result maps the SHA-256 hash of each decision to its
+    number.
     """
     new = [
         NewDecision(
@@ -73,8 +73,8 @@ def insert_decisions(
 ) -> tuple[dict[str, int], list[NewDecision]]:
     """Store new decisions.
 
-    The returned dictionary maps the SHA-256 hash of each decision to the decision's number. The returned list contains
-    the decisions that were not stored before.
+    Returns a dictionary that maps the SHA-256 hash of each decision to its number, and a list of the decisions that are
+    new.
     """
     by_hash = {each.jws_sha256: each for each in new}
     next_values(connection, _COUNTER, 0)  # lock the counter before the audit counter
@@ -113,8 +113,7 @@ def live_decisions(
 ) -> tuple[int, Sequence[tuple[int, str, str]]]:
     """Return the last number, and the valid decisions with a number above *after*.
 
-    Each decision is a tuple of its number, its VM, and its token. While an event is open, its holds remain valid even
-    after they expire.
+    Each decision is a tuple of number, VM, and token. The hold of an open event remains valid even after it expires.
     """
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     is_open = exists().where(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True))

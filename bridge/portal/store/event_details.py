@@ -1,6 +1,6 @@
 """Reads the data that the pages show about events.
 
-The module reads an event, its verdicts, its decisions, and its outcomes in one transaction, so they are consistent.
+The event, its verdicts, its decisions, and its outcomes are read in one transaction, so they are consistent.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _decisions(connection: Connection, keys: Iterable[str]) -> list[SignedDecisi
 
 
 def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, TransitionRecord]]:
-    """Yield outcomes from members of the event and from recipients of its decisions.
+    """Yield the outcomes reported by the event's members and the recipients of its decisions.
 
     Outcomes from other VMs do not count.
     """
@@ -168,7 +168,7 @@ def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecis
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:
-    """Yield outcomes of rules, and each outcome of a decision that its recipient reported."""
+    """Yield the outcomes of rules, and those that the recipient of a decision reported."""
     audience = {each.jws_sha256: each.vm_key for each in signed}
     for record in outcomes:
         hashes = () if record.approval is None else record.approval.jws_sha256

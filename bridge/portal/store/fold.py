@@ -1,8 +1,8 @@
-"""Updates the rows of events after the views of VMs change (`bridge.portal.fleet`).
+"""Updates the row of an event when a VM reports a new version or state of it.
 
-The row of an event contains the number of its views in each category. When a view changes, the portal only changes
-these numbers, so the cost does not depend on the number of VMs. After a rare change, such as the first member or a
-resolved name conflict, the portal counts all views of the event again.
+The row contains counters, such as the number of VMs that report the event as started. A new report only changes these
+counters, so its cost does not depend on the number of VMs. In rare cases, such as a resolved name conflict, the portal
+reads all reports of the event and counts again.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def apply_changes(
 ) -> None:
     """Store the changed views and update their events.
 
-    Recount all views of the events *recount*, for example after a VM changed groups. Delete events without a view. Lock
-    the events *also_locked* together with the changed events. All transactions must lock events in the same order.
+    The events in *recount* are counted from scratch, for example after a VM changed groups. Events that no VM reports
+    anymore are deleted. *also_locked* are events that the caller needs to lock too: they are locked in the same step,
+    because all transactions must lock events in the same order.
     """
     keys = sorted({each.new.event_key for each in changes}.union(recount))
     lock_events(connection, {*keys, *also_locked})
@@ -105,7 +106,7 @@ def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
 
 
 def _apply(connection: Connection, event: _Event, change: Change) -> View:
-    """Count a changed view, and return it with `is_member` for the shown version."""
+    """Count a changed view. Return it with `is_member` updated for the shown version."""
     old, new, summary = change.old, change.new, event.summary
     is_member, had_members = new.is_named, summary.has_members
     if new.digest != summary.digest and new.owned_name is not None:
@@ -141,7 +142,7 @@ def _choose(connection: Connection, event: _Event) -> None:
 
 
 def _count_again(connection: Connection, event: _Event) -> None:
-    """Determine the members and the groups of the event, and count all of its views."""
+    """Determine the members and groups of the event, and count its views from scratch."""
     summary, names = event.summary, _shown_names(connection, event)
     stored = views_of_vms(connection, event_vms.c.event_key, [summary.key])
     views = [msgspec.structs.replace(each, is_member=each.owned_name in names) for each in stored]
@@ -155,7 +156,7 @@ def _count_again(connection: Connection, event: _Event) -> None:
 def _groups_of(connection: Connection, summary: EventSummary) -> set[str]:
     """Delete the groups of the event, and return its current groups.
 
-    These are the groups of its members, or of all VMs if it has no member.
+    The groups are those of its members, or of all reporting VMs if it has no members.
     """
     connection.execute(delete(event_groups).where(event_groups.c.event_key == summary.key))
     query = select(vms.c.groups).distinct().join(event_vms, event_vms.c.vm_key == vms.c.vm_key)

@@ -1,7 +1,7 @@
 """Stores records and updates VMs and events in one transaction.
 
-Each transaction first locks the rows of the affected VMs, then the rows of the affected names, and then the rows of the
-affected events, sorted by key. Because all transactions use this order, they cannot deadlock.
+Each transaction locks the rows of the VMs first, then the names, and then the events, each sorted by key. Because the
+order is always the same, transactions cannot deadlock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def add_records(
     received_at: str,
     limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
 ) -> None:
-    """Store *received*, and update the VMs and the events. Ignore test records.
+    """Store *received*, and update its VMs and events. Test records are ignored.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
@@ -82,7 +82,7 @@ def add_records(
 
 
 def settle_again(connection: Connection, keys: Sequence[str]) -> None:
-    """Update the names and groups of the VMs with the sorted *keys*, and their open events."""
+    """Update the names, groups, and open events of the VMs in *keys*, which must be sorted."""
     _update(connection, lock_vms(connection, keys), (), limits=LimitSettings())
 
 
@@ -126,8 +126,8 @@ def _stored(
 ) -> list[TransitionRecord]:
     """Store records that are not in the database yet, and return them.
 
-    The function also returns new records that it does not store: heartbeats, and all records of a VM that has reached
-    its limit.
+    The result also contains new records that are not stored: heartbeats, and records of a VM that has reached its
+    limit.
     """
     by_id = {each.record.id: each for each in received}
     stored = {row.record_id for row in rows_in(connection, select(records.c.record_id), records.c.record_id, by_id)}
@@ -158,7 +158,7 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
 
 
 def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
-    """Bind names to VMs, and determine the groups of each VM. Return the VMs that changed."""
+    """Assign names to VMs, and determine the groups of each VM. Return the VMs that changed."""
     before = {key: (vm.name_key, vm.groups, vm.is_conflict) for key, vm in known.items()}
     has_inventory = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY)).first()
     listed: dict[str, Any] = {}
@@ -252,7 +252,7 @@ def _with_name(connection: Connection, view: View, event: ScheduledEvent | None,
 def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     """Store whether *record* reports that the agent refused or failed to approve an event.
 
-    The record counts only if it comes from the VM that the decision is for.
+    The outcome counts only if the record comes from the VM for which the decision was signed.
     """
     hashes = () if record.approval is None else record.approval.jws_sha256
     is_own = (decisions.c.vm_key == vm_key(record)) & decisions.c.jws_sha256.in_(hashes)

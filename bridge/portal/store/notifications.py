@@ -1,8 +1,8 @@
-"""Finds events that need a notification, and stores each notification until it is sent.
+"""Finds events that need a notification, and keeps each notification until it is sent.
 
-The primary key is a hash of the target, the kind, the event, and the occurrence. Therefore, if two processes find the
-same notification, the database stores only one row. A process claims a row before it sends the notification. If this
-process is killed, its claim expires, and another process sends the notification.
+The primary key is a hash of the target, the kind, the event, and the occurrence, so if two processes find the same
+notification, the database stores only one row. A process claims a row before it sends the notification. If it is killed
+before it finishes, the claim expires and another process sends the notification.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Finding]:
     """Return the open events that need a notification of *kind*, sorted by NotBefore.
 
-    An undecided event needs a notification only if its NotBefore is between *now* and *until*.
+    An undecided event needs a notification only if it starts between *now* and *until*.
     """
     query, _ = _query(kind, now)
     if kind is Kind.UNDECIDED:
@@ -77,7 +77,7 @@ def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Fi
 def store_new(connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str) -> None:
     """Store the missing notifications about *found*.
 
-    Each event and each VM can cause only a few notifications after *since*, so that a faulty VM cannot cause too many.
+    After *since*, each event and each VM can trigger only a few notifications, so a faulty VM cannot flood the targets.
     """
     table = notifications.c
     new = {each.id_for(target): each for each in found}
@@ -129,7 +129,7 @@ def claim(connection: Connection, target: str, *, now: str, until: str) -> Notif
 
 
 def settle(connection: Connection, notification_id: str, *, is_done: bool, due_at: str) -> None:
-    """Mark a notification as done, or schedule the next attempt at the time *due_at*."""
+    """Mark a notification as done, or schedule another attempt for *due_at*."""
     is_row = notifications.c.notification_id == notification_id
     connection.execute(update(notifications).where(is_row).values(is_done=is_done, due_at=due_at))
 

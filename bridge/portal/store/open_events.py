@@ -1,9 +1,9 @@
-"""Lists and counts open events in the order in which Azure starts them.
+"""Lists and counts open events, in the order in which Azure starts them.
 
-Events with a future NotBefore come first. All other events follow, newest first.
+Events that have not started come first, ordered by NotBefore. All others follow, newest first.
 
-If one VM is the only reporter of more than two open events, the lists and the counts leave out these events. The
-function `collapsed` then returns one line for the VM.
+If more than two open events are reported by the same single VM, they do not appear in the lists and counts. Instead,
+`collapsed` returns one line for that VM.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REVERSED = str.maketrans("0123456789", "9876543210")
 
 
 class Collapsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that is the only reporter of more than two open events."""
+    """A VM that alone reports more than two open events."""
 
     vm_key: str
     name: str
@@ -58,8 +58,8 @@ def list_lines(
 ) -> LinePage:
     """Return a page of open events in the order in which Azure starts them.
 
-    A wave of at least five events is shown as one line, unless *wanted* selects the wave. The cursor contains the time
-    at which the first page was read, so that all pages have the same order.
+    A wave of five or more events is shown as one line, unless *wanted* selects that wave. The cursor keeps the time
+    when the first page was read, so the order stays the same on all pages.
     """
     at, first, place = now, 1, None
     if cursor is not None:
@@ -162,8 +162,8 @@ def open_conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool
 def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
     """Return the groups of open events that begin with *prefix*, such as ``region:``.
 
-    The result does not include groups of `collapsed` events, because the only VM that reports these events could have
-    invented the groups.
+    The groups of `collapsed` events are left out, because the only VM that reports these events might have made them
+    up.
     """
     is_open = select(events.c.event_key).where(*open_conditions(EventFilter(scope=scope), now=""))
     matches = event_groups.c.name.startswith(prefix, autoescape=True)

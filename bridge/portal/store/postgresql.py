@@ -72,7 +72,7 @@ class Postgresql:
     def connect(self, **parameters: Any) -> psycopg.Connection[Any]:
         """Return a new connection.
 
-        The password is read for each connection, so you can change it without a restart.
+        The password is read for each new connection, so you can change it without a restart.
         """
         password = self._secret.value()
         secret = {} if password is None else {"password": password}
@@ -105,7 +105,7 @@ class Postgresql:
         return Listener(self, heard)
 
     def back_up(self, target: Path) -> None:
-        """Raise BridgeError with a backup command that excludes the epoch, like `Sqlite.back_up`."""
+        """Raise BridgeError with a `pg_dump` command that excludes the epoch, as SQLite does."""
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "
             f"--exclude-table-data=properties --file={quote(str(target))} {quote(self._url)}"

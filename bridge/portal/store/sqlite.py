@@ -29,7 +29,7 @@ class Sqlite:
         self._busy_seconds = busy_seconds
 
     def engine(self, **pool: Any) -> Engine:
-        """Create the file and its directory for the owner only, and return the engine."""
+        """Create the file and its directory, readable only by the owner. Return the engine."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600)  # SQLite gives its other files the same mode
@@ -57,8 +57,8 @@ class Sqlite:
     def back_up(self, target: Path) -> None:
         """Copy the database to *target*, even while the portal is running.
 
-        The backup does not include the epoch, which identifies the numbering of decisions. After a restore, the portal
-        creates a new epoch. The agents then request all decisions again.
+        The epoch identifies the numbering of decisions, and it is not part of the backup. A restored portal creates a
+        new epoch, so the agents request all decisions again.
         """
         if target.exists():
             raise BridgeError(f"{target} already exists, and a backup does not overwrite a file. Choose another name.")

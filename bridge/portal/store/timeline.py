@@ -1,7 +1,7 @@
 """Reads the events of a period for the timeline.
 
-In a long period, events of one type share a bar if they end within the same hour or day. This limits the number of
-bars. For an open event, NotBefore counts as the end.
+For a long period, events of the same type that end within the same hour or day share one bar, which limits the number
+of bars. For an open event, NotBefore counts as the end.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def spans_between(
 
     Also return the number of all events in the period.
 
-    If *characters* is None, each span contains one event. If *characters* is 13, a span contains all events of one type
-    that end in the same hour. If *characters* is 10, a span contains all events of one type that end on the same day.
+    *characters* is the length of the common prefix of the end times: 13 groups the events of one type by hour, and 10
+    groups them by day. With None, each event has its own span.
     """
     columns = [events.c[name] for name in ("event_key", "event_type", "is_open", "first_observed_at", "sort_at")]
     end = func.coalesce(events.c.over_at, events.c.sort_at).label("ends_at")

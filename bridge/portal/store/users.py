@@ -49,7 +49,7 @@ def keep_user(connection: Connection, user: User) -> None:
 def find_user(connection: Connection, name: str) -> User | None:
     """Return the user with this name in any spelling, or with this person key.
 
-    Prefer a local user. Raise BridgeError if the name belongs to more than one user of an OpenID Connect provider.
+    Prefer a local user. Raise BridgeError if the name is ambiguous among OpenID Connect users.
     """
     found = user_of(connection, local_key(name)) or user_of(connection, name)
     if found is not None:
@@ -105,7 +105,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_session(connection: Connection, /, *, at: str, **columns: str | None) -> None:
-    """Store a session with these *columns*, and delete the sessions that expired before *at*."""
+    """Store a session with these *columns*, and delete sessions that expired before *at*."""
     is_over = (sessions.c.expires_at <= at) | (sessions.c.idle_expires_at <= at)
     connection.execute(delete(sessions).where(is_over))
     connection.execute(sessions.insert(), {"is_reduced": False, **columns})

@@ -1,7 +1,7 @@
-"""Stores the verdicts of one person and their signed decisions in one transaction.
+"""Stores a person's verdicts and the resulting signed decisions in one transaction.
 
-Each transaction locks the events, then the decision counter, and then the audit counter. Transactions that store
-records use the same order to avoid deadlocks. If two people decide on the same event at the same time, the second
+To avoid deadlocks, each transaction locks the events first, then the decision counter, and then the audit counter, in
+the same order as transactions that store records. If two people decide on the same event at the same time, the second
 transaction waits and then takes the first verdict into account.
 """
 
@@ -72,12 +72,11 @@ def add_verdicts(
 ) -> list[AcceptedVerdict | VerdictRefused]:
     """Store the verdicts of one person on different events.
 
-    The verdicts share one audit entry, which lists their decisions. If one verdict is refused, the result contains a
-    VerdictRefused in its place, and all other verdicts are stored. If the verdicts approve two events of the same
-    group, the function raises VerdictRefused, and no verdict is stored.
+    The verdicts share one audit entry, which lists their decisions. If a verdict is refused, the result contains a
+    VerdictRefused in its place, and the others are still stored. However, if the verdicts approve two events of the
+    same group, the function raises VerdictRefused and stores none of them.
 
-    *confirmed* maps the key of an event to the names in Resources that no agent confirms, but that the person confirmed
-    explicitly.
+    *confirmed* maps the key of an event to the names in Resources that the person confirmed, because no agent does.
     """
     names = confirmed or {}
     keys = sorted({each.event_key for each in new})
@@ -124,8 +123,8 @@ def withdraw(
 ) -> AcceptedVerdict:
     """Withdraw a verdict. If an approval has already been signed, sign a hold to stop it.
 
-    Before a person can withdraw the hold of another person, *required* people must agree. Until then, the function only
-    stores the consent of *by*, which is valid until the time *until*.
+    The hold of another person is withdrawn only after *required* people agree. Until then, the function only stores the
+    consent of *by*, which is valid until the time *until*.
 
     Raise VerdictRefused if the verdict is unknown or already withdrawn, or if the event is over.
     """
@@ -167,8 +166,8 @@ def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Ve
 def _has_decisions(connection: Connection, approval: Verdict) -> bool:
     """Return whether the portal signed a decision that includes *approval*.
 
-    A decision refers only to the last of the verdicts that led to it. Therefore, the function checks all approvals of
-    the same version of the event.
+    A decision refers only to the last of the verdicts that led to it, so the function checks all approvals of the same
+    version of the event.
     """
     is_same = (verdicts.c.event_key == approval.event_key) & (verdicts.c.digest == approval.digest)
     query = select(verdicts.c.verdict_id).join(decisions, decisions.c.verdict_id == verdicts.c.verdict_id)
@@ -224,7 +223,7 @@ def _check_groups(approved: Sequence[EventState]) -> None:
 
 
 def _store_ruling(connection: Connection, event: EventState, ruling: Ruling) -> None:
-    """Store the ruling in the row of the event, so that pages can filter events by ruling."""
+    """Store the ruling in the event's row, so that pages can filter by it."""
     is_decided = ruling.outcome is not Outcome.UNDECIDED
     until = None if ruling.outcome is Outcome.HELD else min((each.expires_at for each in ruling.verdicts), default=None)
     values = {

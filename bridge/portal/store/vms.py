@@ -1,4 +1,4 @@
-"""Lists VMs, stores the inventory, and assigns a name to one VM if two VMs claim it.
+"""Lists VMs, stores the inventory, and settles which VM owns a name that two VMs claim.
 
 Filters apply in SQL before any counting or truncation.
 """

@@ -1,4 +1,4 @@
-"""Collects the results of the checks. A finding is the result for one requirement."""
+"""Collects the results of the checks. Each finding is the result for one requirement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the simulated VMs, with their instance documents and managed identity tokens.
+"""Defines the simulated VMs, their instance documents, and their identity tokens.
 
 The properties of a VM depend only on its name, so that the vmId stays the same when the simulator restarts. A VM whose
 name has the form ``<scale set>_<decimal>`` is an instance of a uniform scale set. The tokens are JWTs with an invalid
