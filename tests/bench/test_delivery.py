@@ -1,20 +1,16 @@
 """The delivery latency of the installed agent with slow disks, unresponsive sinks, outages, and backlogs."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Any
 
 import preload
 import pytest
@@ -31,9 +27,8 @@ _HEALTHY = ("one", "two", "three")
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if "scheduledevents" in self.path:
             body, at = self.server.document()
             self._answer(200, body)
@@ -41,22 +36,22 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(200, b'{"name": "bench-vm", "vmId": "BENCH"}')
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         record = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["data"]
         status = self.server.status
         self._answer(status, b"")
         if status == 200:
             self.server.took(self.path.strip("/"), record)
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status, body):
         head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n"
         self.wfile.write(head.encode() + body)
 
-    def handle(self) -> None:
+    def handle(self):
         with suppress(ConnectionError):
             super().handle()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -65,31 +60,31 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status = 200
         self.incarnation = 0
-        self.polls: list[float] = []
-        self.shown: dict[int, float] = {}
-        self.taken: dict[tuple[str, str, str], float] = {}
+        self.polls = []
+        self.shown = {}
+        self.taken = {}
         self._body = b""
         self._new = threading.Condition()
         self.show()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
-    def show(self, *events: dict[str, Any]) -> int:
+    def show(self, *events):
         """Serve *events* from the next poll. Return the incarnation."""
         self.incarnation += 1
         self._body = json.dumps({"DocumentIncarnation": self.incarnation, "Events": events}).encode()
         return self.incarnation
 
-    def document(self) -> tuple[bytes, int]:
+    def document(self):
         return self._body, self.incarnation
 
-    def gave(self, body: bytes, incarnation: int) -> None:
+    def gave(self, body, incarnation):
         now = time.monotonic()
         with self._new:
             self.polls.append(now)
@@ -97,25 +92,25 @@ class _Server(ThreadingHTTPServer):
                 self.shown.setdefault(incarnation, now)
             self._new.notify_all()
 
-    def took(self, sink: str, record: dict[str, Any]) -> None:
+    def took(self, sink, record):
         now = time.monotonic()
         with self._new:
             self.taken.setdefault((sink, record["event"]["event_id"], record["transition"]), now)
             self._new.notify_all()
 
-    def wait(self, condition: Any, seconds: float = 60) -> None:
+    def wait(self, condition, seconds=60):
         with self._new:
             assert self._new.wait_for(condition, seconds), "the condition did not occur in time"
 
 
 @contextmanager
-def _black_hole() -> Iterator[int]:
+def _black_hole():
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         yield listener.getsockname()[1]
 
 
 @pytest.fixture
-def server() -> Iterator[_Server]:
+def server():
     server = _Server()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -125,7 +120,7 @@ def server() -> Iterator[_Server]:
     server.server_close()
 
 
-def _event(event_id: str, event_type: str = "Freeze", minutes: float = 600) -> dict[str, Any]:
+def _event(event_id, event_type="Freeze", minutes=600):
     not_before = datetime.now(timezone.utc) + timedelta(minutes=minutes)
     return {
         "EventId": event_id,
@@ -140,16 +135,16 @@ def _event(event_id: str, event_type: str = "Freeze", minutes: float = 600) -> d
     }
 
 
-def _webhook(url: str, name: str, more: str = "") -> str:
+def _webhook(url, name, more=""):
     return f'[[sinks]]\ntype = "webhook"\nname = "{name}"\nurl = "{url}/{name}"\n{more}\n'
 
 
-def _percentiles(values: list[float]) -> tuple[float, float]:
+def _percentiles(values):
     """Return the median and the 99th percentile of *values* (seconds) in milliseconds."""
     return median(values) * 1000, quantiles(values, n=100, method="inclusive")[98] * 1000
 
 
-def _latencies(server: _Server, changes: int, sinks: tuple[str, ...]) -> list[float]:
+def _latencies(server, changes, sinks):
     """Add one event after another. Return the seconds from each document to the 2xx response of each sink."""
     found = []
     for number in range(changes):
@@ -246,7 +241,7 @@ def test_delivery_delay_after_an_outage_is_limited(
     assert max(waits) < most_seconds
 
 
-def _fill(server: _Server, records: int) -> None:
+def _fill(server, records):
     """Create *records* pending records while the webhook rejects requests."""
     server.status = 503
     made, batch = 0, 500
@@ -263,7 +258,7 @@ def _fill(server: _Server, records: int) -> None:
     server.wait(lambda: len(server.polls) >= polls)
 
 
-def _preempt(server: _Server) -> float:
+def _preempt(server):
     event_id = f"P-{server.incarnation}"
     incarnation = server.show(_event(event_id, "Preempt", minutes=0.5))
     key = ("one", event_id, "scheduled")

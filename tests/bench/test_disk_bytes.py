@@ -4,8 +4,6 @@ The bytes are `write_bytes` of /proc/PID/io: the pages that the agent made dirty
 the WAL, but without the journal of the file system. A library for LD_PRELOAD counts the fsyncs.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -31,16 +29,15 @@ _MOST_SYNCS = 2.05
 
 class _Accepting(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Peer
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
         self.server.took()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -49,18 +46,18 @@ class _Peer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Accepting)
         self.taken = 0
         self._more = threading.Condition()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
-    def took(self) -> None:
+    def took(self):
         with self._more:
             self.taken += 1
             self._more.notify_all()
 
-    def wait(self, least: int) -> None:
+    def wait(self, least):
         with self._more:
             assert self._more.wait_for(lambda: self.taken >= least, 300), f"{self.taken} of {least} records arrived"
 

@@ -1,14 +1,11 @@
 """The drain rate of a backlog to one webhook, relative to a bare loop of `requests.Session.post`."""
 
-from __future__ import annotations
-
 import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,7 @@ _LEAST_RATIO = 0.85
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url():
     """Return the URL of a server in a separate process that accepts every request."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -45,9 +42,7 @@ def url() -> Iterator[str]:
         receiver.kill()
 
 
-def test_webhook_drain_rate_is_close_to_a_bare_loop(
-    url: str, tmp_path: Path, figure: Callable[[str], None], *, is_short: bool
-) -> None:
+def test_webhook_drain_rate_is_close_to_a_bare_loop(url, tmp_path, figure, *, is_short):
     count = _RECORDS // 3 if is_short else _RECORDS
     kit = OutboxKit(tmp_path / "state")
     kit.directory.mkdir()
@@ -68,7 +63,7 @@ def test_webhook_drain_rate_is_close_to_a_bare_loop(
     assert ratio >= _LEAST_RATIO
 
 
-def _bare_rate(url: str, body: bytes, count: int) -> float:
+def _bare_rate(url, body, count):
     with requests.Session() as session:
         session.trust_env = False  # the search for proxies and .netrc would double the time of a bare post
         began = time.perf_counter()
@@ -77,7 +72,7 @@ def _bare_rate(url: str, body: bytes, count: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-def _drain_rate(outbox: Outbox, config: WebhookConfig, count: int) -> float:
+def _drain_rate(outbox, config, count):
     settings = SinkSettings(type_name="s", sink_class=WebhookSink, config=config)
     worker = DeliveryWorker(settings, outbox=outbox, metrics=Metrics().sink("s"))
     outbox.on_due = worker.notify

@@ -3,8 +3,6 @@
 Two agents with the same sinks poll the same number of times. One of them sees events, and the difference is the cost.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -7,8 +7,6 @@ of the machine varies, so each run of the agent is compared with the mean of the
 result is the median of these ratios.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import itertools
@@ -18,10 +16,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import pytest
 from eventhubs_emulator.process import NEEDS, started
@@ -50,7 +45,7 @@ Backlog = list[list[TransitionRecord]]
 
 
 @pytest.fixture
-def emulator() -> Iterator[Any]:
+def emulator():
     """Return a running emulator, over plain TCP."""
     if importlib.util.find_spec("proton") is None:
         pytest.skip(NEEDS)
@@ -59,7 +54,7 @@ def emulator() -> Iterator[Any]:
 
 
 @pytest.fixture
-def backlog() -> Backlog:
+def backlog():
     """Return ordered batches of records, each of one event, like the batches of the delivery worker."""
     numbers = itertools.count(1)
     return [
@@ -69,12 +64,12 @@ def backlog() -> Backlog:
 
 
 def test_eventhubs_drain_rate_is_close_to_the_bare_sdk(
-    emulator: Any,
-    backlog: Backlog,
-    figure: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    emulator,
+    backlog,
+    figure,
+    monkeypatch,
+    tmp_path,
+):
     monkeypatch.setenv("EVENT_HUBS", emulator.connection_string())
     by_sdk, by_worker = [_rate_of_sdk(emulator.connection_string(), backlog)], []
     for number in range(_ROUNDS):
@@ -82,7 +77,7 @@ def test_eventhubs_drain_rate_is_close_to_the_bare_sdk(
         by_sdk.append(_rate_of_sdk(emulator.connection_string(), backlog))
     ratio = _ratio(by_worker, by_sdk)
     figure(_sentence("Event Hubs backlog through outbox and worker:", by_worker, by_sdk, ratio))
-    arrived: dict[tuple[str, str], list[int]] = defaultdict(list)
+    arrived = defaultdict(list)
     for event in emulator.state()["events"]:
         record = json.loads(event["body"])["data"]
         if record["stream_id"] != sample_record(1).stream_id:
@@ -92,17 +87,17 @@ def test_eventhubs_drain_rate_is_close_to_the_bare_sdk(
     assert ratio >= _LEAST_RATIO
 
 
-def _ratio(ours: list[float], by_sdk: list[float]) -> float:
+def _ratio(ours, by_sdk):
     """Return the median of the ratios of *ours* to the mean of the SDK rates before and after it."""
     sdk_pairs = itertools.pairwise(by_sdk)
     return statistics.median(rate / statistics.mean(pair) for rate, pair in zip(ours, sdk_pairs, strict=False))
 
 
-def _sentence(what: str, ours: list[float], by_sdk: list[float], ratio: float) -> str:
+def _sentence(what, ours, by_sdk, ratio):
     return f"{what} {statistics.median(ours):.0f}/s, SDK alone {statistics.median(by_sdk):.0f}/s, ratio {ratio:.2f}"
 
 
-def _rate_of_worker(directory: Path) -> float:
+def _rate_of_worker(directory):
     """Fill an outbox, and let a worker send its records. Return the records per second."""
     config = EventHubsConfig(credential="connection_string", connection_string_env="EVENT_HUBS", name="bench")
     directory.mkdir()
@@ -134,7 +129,7 @@ def _rate_of_worker(directory: Path) -> float:
     return (_EVENTS * _RECORDS_EACH - before) / seconds
 
 
-def _rate_of_sdk(string: str, batches: Backlog) -> float:
+def _rate_of_sdk(string, batches):
     from azure.eventhub import EventData  # noqa: PLC0415  # what is measured
     from azure.eventhub.aio import EventHubProducerClient  # noqa: PLC0415  # likewise
 
@@ -143,7 +138,7 @@ def _rate_of_sdk(string: str, batches: Backlog) -> float:
         for batch in batches
     ]
 
-    async def send(client: EventHubProducerClient, key: str, events: list[tuple[bytes, dict[str, str]]]) -> None:
+    async def send(client, key, events):
         data = await client.create_batch(partition_key=key)
         for body, named in events:
             event = EventData(body)
@@ -152,7 +147,7 @@ def _rate_of_sdk(string: str, batches: Backlog) -> float:
             data.add(event)
         await client.send_batch(data)
 
-    async def run() -> float:
+    async def run():
         client = EventHubProducerClient.from_connection_string(string)
         async with client:
             await send(client, *bodies[0])

@@ -3,8 +3,6 @@
 Several agents and bare loops run at the same time, so that other work on the machine affects both.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

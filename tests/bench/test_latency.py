@@ -4,8 +4,6 @@ A minimal program (bare_relay.py) does the same with one thread and one commit a
 threads wait for the CPU and commits wait for the disk, so compare the two programs.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from statistics import quantiles

@@ -1,7 +1,5 @@
 """The memory of the installed agent after it has sent 1,500 records, and its growth with the next 1,500."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -4,8 +4,6 @@ All agents receive two decisions: one of 5,000 decisions from another signer, an
 resource group with 5,000 VMs. With BENCH=short, there are 1,000 agents.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """The size and the CPU time of each page with a fleet. With BENCH=short, the fleet is smaller."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import os

@@ -1,7 +1,5 @@
 """The cost of records and of list queries for a fleet. With BENCH=short, the fleet is smaller."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """The size of the database over 1,200 days with a retention of 400 days. With BENCH=short, 150 and 50 days."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -4,8 +4,6 @@ Both run after a wait, as in the agent, because the CPU caches contain little of
 The whole agent uses about three times the CPU of the request, so 6 % of the request are 2 % of a poll.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from statistics import median

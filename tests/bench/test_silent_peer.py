@@ -1,12 +1,8 @@
 """The longest call of each network sink, of IMDS, and of the portal with a peer that accepts TCP and never responds."""
 
-from __future__ import annotations
-
 import socket
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +13,6 @@ from bridge.config.settings import ImdsSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
 from bridge.imds.client import ImdsClient
-from bridge.sink import Sink
 from bridge.testing.records import sample_record
 from sinks.eventhubs.sink import EventHubsSink
 from sinks.otlp.sink import OtlpSink
@@ -32,7 +27,7 @@ _HUB = "Endpoint=sb://hub.servicebus.windows.net/;SharedAccessKeyName=send;Share
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port():
     """Return the port of a listener that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         yield listener.getsockname()[1]
@@ -49,11 +44,9 @@ def port() -> Iterator[int]:
     ],
     ids=["webhook", "webhook over TLS", "otlp", "eventhubs amqp", "eventhubs https"],
 )
-def test_send_to_a_silent_peer_ends_at_the_deadline(
-    sink_class: type[Sink], keys: dict[str, str], *, port, figure, is_short, monkeypatch, request
-):
+def test_send_to_a_silent_peer_ends_at_the_deadline(sink_class, keys, *, port, figure, is_short, monkeypatch, request):
     monkeypatch.setenv("BENCH_HUB", _HUB)
-    given: dict[str, Any] = {name: value.format(port=port) for name, value in keys.items()}
+    given = {name: value.format(port=port) for name, value in keys.items()}
     if sink_class is EventHubsSink:
         given |= {"credential": "connection_string", "connection_string_env": "BENCH_HUB"}
     config = sink_class.Config(name="s", timeout_seconds=_DEADLINE_SECONDS, **given)
@@ -86,13 +79,13 @@ def test_poll_of_a_silent_portal_ends_at_the_deadline(port, figure, is_short):
 
 
 def _judge(
-    name: str,
-    call: Callable[[], object],
-    figure: Callable[[str], None],
+    name,
+    call,
+    figure,
     *,
-    is_short: bool,
-    deadline_seconds: float = _DEADLINE_SECONDS,
-) -> None:
+    is_short,
+    deadline_seconds=_DEADLINE_SECONDS,
+):
     longest = 0.0
     for _ in range(2 if is_short else 10):
         began_at = time.monotonic()

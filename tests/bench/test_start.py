@@ -1,7 +1,5 @@
 """The cost of a command and of a start, relative to bare programs, and the cost of 10,000 pending records."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

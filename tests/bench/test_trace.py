@@ -10,15 +10,11 @@ do not count. Delivery begins where the outbox wakes the workers, and is a separ
 ``pytest -s tests/bench/test_trace.py``.
 """
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 from portal_stub import PortalStub
@@ -54,13 +50,13 @@ class Call(NamedTuple):
 class Tracer:
     """Records calls in threads that start while the tracer is installed."""
 
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.skipped: tuple[str, ...] | None = None
+    def __init__(self):
+        self.calls = []
+        self.skipped = None
         """The threads that are not traced. None means that no thread is traced."""
-        self._files: dict[str, str | None] = {}
+        self._files = {}
 
-    def note(self, frame: FrameType, event: str, _argument: Any) -> None:
+    def note(self, frame, event, _argument):
         if event != "call" or self.skipped is None or threading.current_thread().name.startswith(self.skipped):
             return
         file = self._file(frame)
@@ -68,13 +64,13 @@ class Tracer:
         if file is not None and stack and stack[0] != file:
             self.calls.append(Call(time.monotonic(), file, frame.f_code.co_name, stack))
 
-    def _stack(self, frame: FrameType | None) -> Iterator[str]:
+    def _stack(self, frame):
         while frame is not None:
             if file := self._file(frame):
                 yield file
             frame = frame.f_back
 
-    def _file(self, frame: FrameType) -> str | None:
+    def _file(self, frame):
         name = frame.f_code.co_filename
         if name not in self._files:
             path = Path(name)
@@ -83,20 +79,20 @@ class Tracer:
         return self._files[name]
 
     @property
-    def files(self) -> list[str]:
+    def files(self):
         """Return the files on the path in the order in which they are entered."""
         callers = {call.stack[0] for call in self.calls}
         entered = (file for call in self.calls for file in (*reversed(call.stack), call.file))
         return [file for file in dict.fromkeys(entered) if file in callers or file in _ENDS]
 
     @property
-    def re_entered(self) -> set[str]:
+    def re_entered(self):
         """Return ``file:function`` for each call into a file that waits for its caller."""
         return {f"{call.file}:{call.name}" for call in self.calls if call.file in call.stack}
 
 
 @pytest.fixture
-def tracer() -> Iterator[Tracer]:
+def tracer():
     tracer = Tracer()
     threading.setprofile(tracer.note)
     yield tracer
@@ -139,7 +135,7 @@ def test_path_of_a_decision_has_few_files_and_one_direction(tracer, tmp_path):
     judge("decision", tracer, 14)
 
 
-def judge(title: str, tracer: Tracer, most_files: int) -> None:
+def judge(title, tracer, most_files):
     files = tracer.files
     print(f"{title}: {len(files)} files", *files, sep="\n  ")  # noqa: T201
     assert set(_ENDS) <= set(files)
@@ -148,7 +144,7 @@ def judge(title: str, tracer: Tracer, most_files: int) -> None:
 
 
 @contextmanager
-def running_agent(directory: Path, azure: Simulator, **tables: object) -> Iterator[None]:
+def running_agent(directory, azure, **tables):
     imds = {"endpoint": azure.endpoint, "poll_interval_seconds": 1.0}
     agent = Agent(loader.read({"imds": imds, "status": {"listen": ""}, **tables}), directory)
     agent.start()
@@ -158,22 +154,22 @@ def running_agent(directory: Path, azure: Simulator, **tables: object) -> Iterat
         agent.stop()
 
 
-def memory() -> dict[str, str]:
+def memory():
     return {"type": "scripted_sink:ScriptedSink", "name": "memory", "box": "trace"}
 
 
-def announce(azure: Simulator) -> None:
+def announce(azure):
     azure.world.add_event(EventSpec(event_type="Freeze", on_approval="wait", notice_seconds=36_000))
 
 
-def wait_for_poll(azure: Simulator) -> None:
+def wait_for_poll(azure):
     """Wait for the end of the next poll."""
     count = len(azure.requests)
     wait(lambda: any(seen.method == "GET" and "scheduledevents" in seen.path for seen in azure.requests[count:]))
     time.sleep(0.3)
 
 
-def wait(condition: Callable[[], object]) -> None:
+def wait(condition):
     deadline = time.monotonic() + _WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "the condition did not occur in time"

@@ -1,7 +1,5 @@
 """Microsoft's language service accepts the KQL, and the tables match the schema of the record."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

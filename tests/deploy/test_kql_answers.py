@@ -4,8 +4,6 @@ Late, lost, duplicate, and rejected records are real records with one change. Th
 not Kusto: see tests/kits/kql/engine.py.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

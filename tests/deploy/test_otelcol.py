@@ -4,8 +4,6 @@ The tests run the real Collector with the file itself. Its addresses and its dir
 the command line lowers a limit that takes too long to reach.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

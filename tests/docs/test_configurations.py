@@ -1,7 +1,5 @@
 """Checks the configurations of the documentation with the agent's parser, and runs the drain script."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -8,8 +8,6 @@ The type of a block determines its test:
 - All other blocks: a block with a mark. RUN names the test that runs, loads, or compares the block.
 """
 
-from __future__ import annotations
-
 import re
 import stat
 import sys

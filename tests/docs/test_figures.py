@@ -3,8 +3,6 @@
 No other test fails if a default changes and the documentation keeps the old figure.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Runs the page "First approval": the file, the commands in order, and the approval at Azure."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs the pages "First VM" and "Emergency" with the simulator in place of Azure."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import ExitStack

@@ -1,12 +1,9 @@
 """Compares the pages "Health and metrics" and "The simulator" with the metrics, labels, and requests of the code."""
 
-from __future__ import annotations
-
 import re
 
 import doc_pages
 from listed_outbox import ListedOutbox
-from prometheus_client.core import Metric
 
 from bridge.errors import RetryReason
 from bridge.events.event import Document
@@ -58,11 +55,11 @@ def _exported():
     return list(metrics.registry.collect())
 
 
-def _name(family: Metric):
+def _name(family):
     return family.name + ("_total" if family.type == "counter" else "")
 
 
-def _labels(family: Metric):
+def _labels(family):
     return {label for sample in family.samples for label in sample.labels} - {"le"}
 
 

@@ -1,7 +1,5 @@
 """The checks of docs/language.py, and their findings in this repository."""
 
-from __future__ import annotations
-
 import language
 import pytest
 

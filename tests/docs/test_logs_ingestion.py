@@ -3,8 +3,6 @@
 test_recipes.py tests that the Logs Ingestion API accepts the requests of the recipe.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """The pages for fleet operators in docs/operate: the runbook, the configurations, the sizing, and the commands."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The structure of the documentation: a short front page, and a navigation with every page."""
 
-from __future__ import annotations
-
 import re
 
 import doc_pages

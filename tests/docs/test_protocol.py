@@ -1,7 +1,5 @@
 """Compares PROTOCOL.md with the code: the worked example, and all reasons, claims, and limits."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The two commands of the README, and the links inside the repository."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Checks the recipes of `init` with the agent's parser, and sends records to a strict stub of each service."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Compares the reference pages with the code: commands, keys, exit codes, transitions, and generated parts."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs the program of the secrets page with a strict stub of Key Vault."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -3,8 +3,6 @@
 test_every_block.py checks that each block has a test or a list of requirements.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The example of the page for sink authors works by class or by name, and passes the contract suite."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

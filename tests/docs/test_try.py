@@ -1,7 +1,5 @@
 """The page "A first webhook": its files, its commands in order, and the output that the page shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ key file, a thousand simultaneous decisions, or a wrong clock at the first start
 valid approval that must arrive. The control proves that the agent read the earlier decisions.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

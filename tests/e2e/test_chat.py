@@ -1,7 +1,5 @@
 """The recipes for Slack and Teams with a real agent: one message per event, with a link to the VM."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`check-config` reports all problems at once with their exit code, and with --connect also each destination."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`decide --all`: signs a decision for every VM of an event from one file of records."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 

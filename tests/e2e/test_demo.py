@@ -1,7 +1,5 @@
 """`demo` as a process: with pipes, on several terminals, interrupted, and with a broken pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

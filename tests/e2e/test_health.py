@@ -1,12 +1,9 @@
 """/healthz, /readyz, /metrics, and systemd notifications of the real agent."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 import requests
@@ -17,7 +14,7 @@ STATES = ("delivered_total", "pending_records", "parked_records", "evicted_total
 _PREFIX = "scheduled_events_bridge_"
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
+def wait_for(condition, what, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -27,22 +24,22 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20) -> N
 class Listener:
     """The agent's status listener. The log contains its address."""
 
-    def __init__(self, agent) -> None:
+    def __init__(self, agent):
         self.agent = agent
 
     @property
-    def url(self) -> str:
-        def found() -> list[str]:
+    def url(self):
+        def found():
             return re.findall(r'"listen":"(127\.0\.0\.1:\d+)"', self.agent.err.read_text())
 
         wait_for(lambda: bool(found()), "the agent did not log its listen address")
         return f"http://{found()[-1]}"
 
-    def get(self, path: str) -> tuple[int, dict]:
+    def get(self, path):
         answer = requests.get(self.url + path, timeout=10)
         return answer.status_code, answer.json()
 
-    def samples(self) -> dict[str, float]:
+    def samples(self):
         text = requests.get(f"{self.url}/metrics", timeout=10).text
         return {
             sample.name.removeprefix(_PREFIX)
@@ -57,12 +54,12 @@ def listener(agent):
     return Listener(agent)
 
 
-def configure(agent, imds, text: str = "") -> None:
+def configure(agent, imds, text=""):
     agent.configure(imds.url, text)
     agent.config.write_text(agent.config.read_text().replace('listen = ""', 'listen = "127.0.0.1:0"'))
 
 
-def assert_counts_add_up(samples: dict[str, float], *sinks: str) -> None:
+def assert_counts_add_up(samples, *sinks):
     for sink in sinks:
         states = [samples[f"sink_{state}|{sink}"] for state in STATES]
         assert samples[f"sink_accepted_total|{sink}"] == sum(states), samples

@@ -1,7 +1,5 @@
 """The output of `keygen` and `decide`, which an agent must accept."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

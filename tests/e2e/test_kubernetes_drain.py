@@ -1,7 +1,5 @@
 """The drain program of deploy/kubernetes, with a strict API server and as a sink of a running agent."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

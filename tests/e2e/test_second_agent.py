@@ -1,7 +1,5 @@
 """`run` refuses to start next to the service's agent, and other commands name the service's state directory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`status`, `events`, and `outbox` with a running agent, a stopped agent, and a hung agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

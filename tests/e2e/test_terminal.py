@@ -1,7 +1,5 @@
 """The output of commands on a terminal: lines that fit the width, and readable colors unless NO_COLOR is set."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

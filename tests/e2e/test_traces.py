@@ -1,7 +1,5 @@
 """An agent that is killed or restarted during an event sends its spans again with the same IDs."""
 
-from __future__ import annotations
-
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

@@ -1,7 +1,5 @@
 """Alerts in a real Alertmanager (Debian: prometheus-alertmanager): firing, refresh, resolution, and notifications."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -9,11 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
 
 import doc_pages
 import pytest
@@ -49,16 +44,16 @@ receivers: [{name: us, webhook_configs: [{url: "http://%s/notify", send_resolved
 class Alertmanager:
     """Alertmanager in *directory*, at one address for all starts, and the receiver of its notifications."""
 
-    def __init__(self, directory: Path, notified: HttpPeer) -> None:
+    def __init__(self, directory, notified):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._directory = directory
         self._notified = notified
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
         (directory / "config.yml").write_text(CONFIGURATION % notified.address.authority)
 
-    def start(self) -> None:
+    def start(self):
         """Start Alertmanager, and wait until it is ready."""
         command = [
             str(PROGRAM),
@@ -71,42 +66,41 @@ class Alertmanager:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         until(lambda: is_up(self.url))
 
-    def stop(self) -> None:
+    def stop(self):
         """Stop Alertmanager like systemd. It then saves its notifications, but not its alerts."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(PATIENCE_SECONDS)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill Alertmanager with SIGKILL. It then loses the notifications since its last snapshot."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(PATIENCE_SECONDS)
 
-    def delete_data(self) -> None:
+    def delete_data(self):
         """Delete the data of Alertmanager, as in a restarted container without a volume."""
         shutil.rmtree(self._directory / "data")
 
-    def alerts(self, event_id: str | None = None) -> list[dict[str, Any]]:
+    def alerts(self, event_id=None):
         """Return all firing alerts, or the firing alerts of *event_id*."""
         chosen = {} if event_id is None else {"filter": f'event_id="{event_id}"'}
         answer = requests.get(f"{self.url}/api/v2/alerts", params=chosen, timeout=10)
         answer.raise_for_status()
-        found: list[dict[str, Any]] = answer.json()
-        return found
+        return answer.json()
 
-    def labels(self) -> list[dict[str, str]]:
+    def labels(self):
         """Return the labels of each firing alert, ordered by EventId."""
         return sorted((alert["labels"] for alert in self.alerts()), key=lambda labels: str(labels["event_id"]))
 
-    def notifications(self, event_id: str) -> list[str]:
+    def notifications(self, event_id):
         """Return the state in each notification of *event_id*: firing or resolved."""
         bodies = [json.loads(request.body) for request in self._notified.requests]
         return [body["status"] for body in bodies if body["commonLabels"].get("event_id") == event_id]
 
 
 @contextmanager
-def alertmanager_in(directory: Path) -> Iterator[Alertmanager]:
+def alertmanager_in(directory):
     """Run an Alertmanager in *directory*."""
     with HttpPeer() as notified:
         running = Alertmanager(directory, notified)
@@ -118,12 +112,12 @@ def alertmanager_in(directory: Path) -> Iterator[Alertmanager]:
 
 
 @pytest.fixture(scope="module")
-def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmanager]:
+def alertmanager(tmp_path_factory):
     with alertmanager_in(tmp_path_factory.mktemp("alertmanager")) as running:
         yield running
 
 
-def is_up(url: str) -> bool:
+def is_up(url):
     try:
         return requests.get(f"{url}/-/ready", timeout=5).ok
     except requests.ConnectionError:
@@ -131,10 +125,10 @@ def is_up(url: str) -> bool:
 
 
 @pytest.fixture
-def sink(alertmanager: Alertmanager) -> Iterator[Any]:
-    made: list[WebhookSink] = []
+def sink(alertmanager):
+    made = []
 
-    def make(*, ahead: timedelta = timedelta(0), path: str = "") -> WebhookSink:
+    def make(*, ahead=timedelta(0), path=""):
         config = WebhookConfig(url=alertmanager.url + path, format="alertmanager")
         made.append(WebhookSink(config, now=lambda: datetime.now(timezone.utc) + ahead))
         return made[-1]
@@ -144,7 +138,7 @@ def sink(alertmanager: Alertmanager) -> Iterator[Any]:
         each.close()
 
 
-def record(event_id: str, transition: Transition, **fields: Any) -> Any:
+def record(event_id, transition, **fields):
     event = {"event_id": event_id, "not_before": datetime.now(timezone.utc) + timedelta(minutes=15)}
     event.update(fields.pop("event", {}))
     observed_at = format_time(datetime.now(timezone.utc))
@@ -152,7 +146,7 @@ def record(event_id: str, transition: Transition, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("transition", [Transition.COMPLETED, Transition.CANCELED, Transition.ENDED])
-def test_alert_fires_and_resolves(alertmanager: Alertmanager, sink: Any, transition: Transition) -> None:
+def test_alert_fires_and_resolves(alertmanager, sink, transition):
     event_id = f"life-{transition.value}"
     each = sink(path="/" if transition is Transition.ENDED else "")
     each.check()
@@ -165,7 +159,7 @@ def test_alert_fires_and_resolves(alertmanager: Alertmanager, sink: Any, transit
     until(lambda: "resolved" in alertmanager.notifications(event_id))
 
 
-def test_event_that_changes_its_type_keeps_one_alert(alertmanager: Alertmanager, sink: Any) -> None:
+def test_event_that_changes_its_type_keeps_one_alert(alertmanager, sink):
     each = sink()
     each.send([record("turns", Transition.SCHEDULED, event={"event_type": "Reboot"})])
     changed = {"previous": {"event_type": "Reboot"}, "changed": ("event_type",)}
@@ -176,7 +170,7 @@ def test_event_that_changes_its_type_keeps_one_alert(alertmanager: Alertmanager,
 
 
 @pytest.mark.parametrize("seconds", [-90, -8, 8])
-def test_ending_resolves_the_alert_despite_clock_skew(alertmanager: Alertmanager, sink: Any, seconds: int) -> None:
+def test_ending_resolves_the_alert_despite_clock_skew(alertmanager, sink, seconds):
     event_id = f"clock{seconds}"
     each = sink(ahead=timedelta(seconds=seconds))
     each.send([record(event_id, Transition.SCHEDULED)])
@@ -191,17 +185,17 @@ REFRESH_SECONDS = 3.0
 
 
 @pytest.fixture
-def azure() -> Iterator[Simulator]:
+def azure():
     with Simulator(vms=["WestNO_0"], rate_limit=False) as simulator:
         yield simulator
 
 
 @pytest.fixture
-def agent(azure: Simulator, tmp_path: Path, agent_env: dict[str, str]) -> Iterator[Callable[[str], None]]:
+def agent(azure, tmp_path, agent_env):
     """Return a function that runs the agent with a sink for the Alertmanager at a URL."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def start(url: str) -> None:
+    def start(url):
         config = tmp_path / "config.toml"
         config.write_text(
             f'[imds]\nendpoint = "{azure.endpoint}"\npoll_interval_seconds = 0.2\n'
@@ -219,9 +213,7 @@ def agent(azure: Simulator, tmp_path: Path, agent_env: dict[str, str]) -> Iterat
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_restarted_alertmanager_gets_its_alerts_back_without_notifications(
-    azure: Simulator, agent: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_restarted_alertmanager_gets_its_alerts_back_without_notifications(azure, agent, tmp_path):
     week = 7 * 24 * 3600.0
     # With a long notice and no duration, the events end only when the test ends them.
     ids = {
@@ -265,9 +257,7 @@ def test_restarted_alertmanager_gets_its_alerts_back_without_notifications(
     assert account.accepted > 6
 
 
-def test_killed_alertmanager_repeats_active_alerts_and_misses_endings(
-    azure: Simulator, agent: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_killed_alertmanager_repeats_active_alerts_and_misses_endings(azure, agent, tmp_path):
     event = EventSpec(event_type="Freeze", notice_seconds=900.0, duration_seconds=None)
     lasting, ending = azure.world.add_event(event), azure.world.add_event(event)
     directory = tmp_path / "alertmanager"
@@ -291,7 +281,7 @@ def test_killed_alertmanager_repeats_active_alerts_and_misses_endings(
 
 @pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool (part of Alertmanager) is not installed")
 @pytest.mark.parametrize(("severity", "receiver"), [("info", "log"), ("warning", "oncall"), ("critical", "oncall")])
-def test_documented_route_sends_info_to_another_receiver(tmp_path: Path, severity: str, receiver: str) -> None:
+def test_documented_route_sends_info_to_another_receiver(tmp_path, severity, receiver):
     shown = doc_pages.marked(doc_pages.page("docs/howto/alertmanager.md"), "alertmanager: route")
     file = tmp_path / "alertmanager.yml"
     file.write_text(f"{shown}receivers:\n  - name: oncall\n  - name: log\n")

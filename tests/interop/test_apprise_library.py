@@ -1,7 +1,5 @@
 """The apprise sink with the real library and its ``json://`` service on the loopback interface."""
 
-from __future__ import annotations
-
 import base64
 import email
 import email.policy
@@ -12,9 +10,6 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,14 +36,14 @@ pytest.importorskip("apprise", reason="the extra [apprise] is not installed")
 class Peer:
     """An HTTP endpoint that responds with the status of the path in `statuses`, or not at all for 0."""
 
-    def __init__(self) -> None:
-        self.statuses: dict[str, int] = {}
-        self.got: list[tuple[str, dict[str, Any]]] = []
+    def __init__(self):
+        self.statuses = {}
+        self.got = []
         self.release = threading.Event()
         peer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
+            def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 path = self.path.partition("?")[0]
                 peer.got.append((path, body))
@@ -60,7 +55,7 @@ class Peer:
                 self.end_headers()
                 self.wfile.write(b"hush: you sent pa55word")
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, *_):
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -68,10 +63,10 @@ class Peer:
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
         self.thread.start()
 
-    def url(self, path: str) -> str:
+    def url(self, path):
         return f"json://me:pa55word@127.0.0.1:{self.server.server_port}{path}"
 
-    def close(self) -> None:
+    def close(self):
         self.release.set()
         self.server.shutdown()
         self.thread.join()
@@ -79,24 +74,24 @@ class Peer:
 
 
 @pytest.fixture
-def peer() -> Iterator[Peer]:
+def peer():
     peer = Peer()
     yield peer
     peer.close()
 
 
-def sink_for(path: Path, *urls: str, timeout_seconds: float = 5.0) -> AppriseSink:
+def sink_for(path, *urls, timeout_seconds=5.0):
     (path / "urls").write_text("\n".join(urls))
     return AppriseSink(AppriseConfig(urls_file=str(path / "urls"), timeout_seconds=timeout_seconds))
 
 
-def failure(sink: AppriseSink, number: int = 1) -> DeliveryFailed:
+def failure(sink, number=1):
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([sample_record(number)])
     return caught.value
 
 
-def test_message_arrives_unchanged(peer: Peer, tmp_path: Path) -> None:
+def test_message_arrives_unchanged(peer, tmp_path):
     record = sample_record(event=sample_event(event_type="Preempt", description="<b>*bold*</b> & \\n {x} ☃"))
     sink = sink_for(tmp_path, peer.url("/a"))
     sink.check()
@@ -108,9 +103,7 @@ def test_message_arrives_unchanged(peer: Peer, tmp_path: Path) -> None:
     assert body["message"] == sentence(record)
 
 
-def test_failure_has_a_reason_and_only_the_failed_url_is_retried(
-    peer: Peer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failure_has_a_reason_and_only_the_failed_url_is_retried(peer, tmp_path, caplog):
     sink = sink_for(tmp_path, peer.url("/good"), peer.url("/bad"))
     peer.statuses = {"/bad": 401, "/bad/": 401}
     with caplog.at_level(logging.INFO):
@@ -128,7 +121,7 @@ def test_failure_has_a_reason_and_only_the_failed_url_is_retried(
         assert "pa55word" not in text
 
 
-def test_check_config_warns_about_the_apprise_throttle(tmp_path: Path, agent_env: dict[str, str]) -> None:
+def test_check_config_warns_about_the_apprise_throttle(tmp_path, agent_env):
     (tmp_path / "urls").write_text("json://me:pa55word@127.0.0.1:9/\nmailto://me:pa55word@example.net\n")
     (tmp_path / "urls").chmod(0o600)
     config = tmp_path / "config.toml"
@@ -145,7 +138,7 @@ def test_check_config_warns_about_the_apprise_throttle(tmp_path: Path, agent_env
 class Mailbox(socketserver.StreamRequestHandler):
     """A mail server that accepts mails of an authenticated user."""
 
-    def handle(self) -> None:
+    def handle(self):
         self._say("220 smtp.example.net ESMTP")
         is_known = False
         while line := self.rfile.readline().decode().strip():
@@ -160,19 +153,19 @@ class Mailbox(socketserver.StreamRequestHandler):
             elif verb == "DATA":
                 self._say("354 go on")
                 lines = iter(self.rfile.readline, b".\r\n")
-                self.server.mails.append(email.message_from_bytes(b"".join(lines), policy=email.policy.default))  # type: ignore[attr-defined]
+                self.server.mails.append(email.message_from_bytes(b"".join(lines), policy=email.policy.default))
                 self._say("250 taken")
             else:
                 self._say("221 bye")
                 return
 
-    def _say(self, line: str) -> None:
+    def _say(self, line):
         self.wfile.write(f"{line}\r\n".encode())
 
 
-def test_mail_recipe_sends_one_mail(tmp_path: Path) -> None:
+def test_mail_recipe_sends_one_mail(tmp_path):
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mailbox) as server:
-        server.mails = []  # type: ignore[attr-defined]
+        server.mails = []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_address[1]}"
         (tmp_path / "mail-url").write_text(
@@ -184,6 +177,6 @@ def test_mail_recipe_sends_one_mail(tmp_path: Path) -> None:
         sink.send([sample_record()])
         sink.close()
         server.shutdown()
-        [mail] = server.mails  # type: ignore[attr-defined]
+        [mail] = server.mails
     assert (mail["To"], "azure@example.net" in mail["From"]) == ("oncall@example.net", True)
     assert sentence(sample_record()) in mail.get_body(("plain", "html")).get_content()

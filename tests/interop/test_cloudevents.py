@@ -1,10 +1,6 @@
 """The CloudEvents SDK (PyPI: cloudevents) reads the requests of the webhook sink."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,11 +18,11 @@ http = pytest.importorskip("cloudevents.core.bindings.http", reason="cloudevents
 
 
 @pytest.fixture
-def read() -> Iterator[Any]:
+def read():
     with HttpPeer() as peer:
         sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}/hook"))
 
-        def send(**fields: Any) -> Any:
+        def send(**fields):
             sink.send([sample_record(**fields)])
             request = peer.requests[-1]
             return http.from_http_event(http.HTTPMessage(headers=dict(request.headers), body=request.body))
@@ -35,7 +31,7 @@ def read() -> Iterator[Any]:
         sink.close()
 
 
-def test_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
+def test_sdk_reads_every_attribute_and_the_record(read):
     record = sample_record()
     event = read()
     assert event.get_specversion() == "1.0"
@@ -49,6 +45,6 @@ def test_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
     assert event.get_data() == msgspec.json.decode(encode(record))
 
 
-def test_data_matches_the_schema(read: Any) -> None:
+def test_data_matches_the_schema(read):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     jsonschema.validate(read().get_data(), json_schema())

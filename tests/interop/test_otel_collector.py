@@ -1,7 +1,5 @@
 """The real OpenTelemetry Collector reads the requests of the otlp sink. otelcol/build.yaml describes its build."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -9,7 +7,6 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -71,7 +68,7 @@ def _free_port():
 class Collector:
     """A running Collector and its output."""
 
-    def __init__(self, program: str, directory: Path, *, forward: str = "") -> None:
+    def __init__(self, program, directory, *, forward=""):
         """Forward every signal to the URL *forward* after the Collector has read it. Without a URL, print the logs."""
         self.endpoint = f"http://127.0.0.1:{(port := _free_port())}"
         config = directory / "config.yaml"
@@ -88,7 +85,7 @@ class Collector:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([program, "--config", str(config)], stdout=log, stderr=log)
 
-    def wait_for(self, text: str, within_seconds: float = _READ_SECONDS) -> str:
+    def wait_for(self, text, within_seconds=_READ_SECONDS):
         """Wait until the output contains *text*. Return the output."""
         never = threading.Event()
         deadline = time.monotonic() + within_seconds
@@ -98,7 +95,7 @@ class Collector:
             never.wait(0.05)
         return printed
 
-    def close(self) -> None:
+    def close(self):
         self._process.terminate()
         self._process.wait(10)
 

@@ -1,16 +1,11 @@
 """The reference library of Standard Webhooks (PyPI: standardwebhooks) verifies the requests of the webhook sink."""
 
-from __future__ import annotations
-
 import base64
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bridge.testing.http_contract import HttpPeer, Request
+from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import sample_event, sample_record
 from sinks.webhook.config import WebhookConfig
 from sinks.webhook.sink import WebhookSink
@@ -23,13 +18,13 @@ NEW, OLD, STRANGE = (f"whsec_{base64.b64encode(bytes([n]) * size).decode()}" for
 
 
 @pytest.fixture
-def request_of(tmp_path: Path) -> Iterator[Any]:
+def request_of(tmp_path):
     (tmp_path / "secrets").write_text(f"{NEW}\n{OLD}\n")
     with HttpPeer() as peer:
         config = WebhookConfig(url=f"http://{peer.address.authority}/hook", secret_file=str(tmp_path / "secrets"))
         sink = WebhookSink(config)
 
-        def send(**fields: Any) -> Request:
+        def send(**fields):
             sink.send([sample_record(**fields)])
             return peer.requests[-1]
 
@@ -38,13 +33,13 @@ def request_of(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("secret", [NEW, OLD])
-def test_receiver_verifies_with_the_new_or_the_old_secret(request_of: Any, secret: str) -> None:
+def test_receiver_verifies_with_the_new_or_the_old_secret(request_of, secret):
     request = request_of(event=sample_event(description='"\u2603\n'))
     verified = standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
     assert verified["data"] == json.loads(request.body)["data"]
 
 
-def test_receiver_rejects_a_wrong_secret_or_a_changed_body(request_of: Any) -> None:
+def test_receiver_rejects_a_wrong_secret_or_a_changed_body(request_of):
     request = request_of()
     with pytest.raises(standardwebhooks.WebhookVerificationError):
         standardwebhooks.Webhook(STRANGE).verify(request.body, dict(request.headers))

@@ -1,12 +1,8 @@
 """The contents of the wheel and of the sdist."""
 
-from __future__ import annotations
-
 import email
 import tarfile
 import zipfile
-from email.message import Message
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +10,13 @@ pytestmark = pytest.mark.packaging
 
 
 @pytest.fixture(scope="module")
-def wheel_names(wheel: Path) -> set[str]:
+def wheel_names(wheel):
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
 
 @pytest.fixture(scope="module")
-def sdist_names(wheel: Path) -> set[str]:
+def sdist_names(wheel):
     """Return the files of the sdist next to the wheel, without their top-level directory."""
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -28,7 +24,7 @@ def sdist_names(wheel: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel: Path, wheel_names: set[str]) -> Message:
+def metadata(wheel, wheel_names):
     (name,) = (name for name in wheel_names if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as archive:
         return email.message_from_bytes(archive.read(name))

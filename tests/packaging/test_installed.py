@@ -1,7 +1,5 @@
 """The installed wheel with only its runtime dependencies."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """Expensive work is limited per address block, and one block cannot delay the others."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

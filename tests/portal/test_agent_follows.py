@@ -1,7 +1,5 @@
 """End to end: agents report an event to the portal, a user decides, an agent follows, and Azure starts the event."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

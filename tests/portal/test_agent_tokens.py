@@ -1,7 +1,5 @@
 """Challenges and tokens of the portal: validity, secret rotation, and forgeries."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """Attested agents at a running portal: tokens, records, and polls for their own VM only."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The API for readers: events by pages and filters, one event, the audit, and the export."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Attested documents: valid documents, and every reason to reject a document."""
 
-from __future__ import annotations
-
 import random
 from datetime import timedelta
 

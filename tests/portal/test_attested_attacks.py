@@ -1,7 +1,5 @@
 """Crafted attested documents: the portal rejects each of them without an internal error."""
 
-from __future__ import annotations
-
 import pytest
 from asn1crypto import cms
 from azure_documents import SUBSCRIPTION_ID, Authority, said

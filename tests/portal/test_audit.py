@@ -1,7 +1,5 @@
 """The audit: an append-only hash chain that detects the first changed entry."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

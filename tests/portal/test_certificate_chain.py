@@ -1,7 +1,5 @@
 """Intermediate certificates: the portal fetches them only from listed addresses, at a limited rate."""
 
-from __future__ import annotations
-
 import pytest
 from azure_documents import Authority
 from cryptography.hazmat.primitives.serialization import Encoding

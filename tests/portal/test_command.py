@@ -1,7 +1,5 @@
 """The commands of `portal`: migrate, check-config, backup, audit verify, and export."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

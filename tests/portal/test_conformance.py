@@ -1,7 +1,5 @@
 """The portal meets every requirement of the conformance kit, and accepts decisions of `decide --all`."""
 
-from __future__ import annotations
-
 import io
 from contextlib import redirect_stdout
 from datetime import datetime, timezone

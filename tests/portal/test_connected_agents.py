@@ -1,7 +1,5 @@
 """The connection state of agents: connected, reconnecting after a stop of a portal process, and disconnected."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Changes during a decision: the portal checks the user and the scope again in the transaction of the decision."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Several portal processes accept an attested document only once, so that a stolen document is useless."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

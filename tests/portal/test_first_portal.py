@@ -1,7 +1,5 @@
 """The page of the first portal: its files and commands, up to the start of an approved event."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """How the portal combines the views of VMs into one event."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """A full disk: the portal rejects records and decisions that it cannot store, and accepts them again later."""
 
-from __future__ import annotations
-
 import pytest
 import requests
 from fleet_records import fleet_record

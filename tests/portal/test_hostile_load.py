@@ -1,7 +1,5 @@
 """Load from hostile clients, against a portal and against two portals on PostgreSQL: honest clients are served."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

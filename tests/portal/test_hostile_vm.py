@@ -3,8 +3,6 @@
 The hostile VM is the VM with the number 66. vm_0 and vm_1 are honest VMs of the team payments.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Misbehaving HTTP clients: limits for headers, bodies, and connections, without effect on other clients."""
 
-from __future__ import annotations
-
 import re
 import select
 import socket

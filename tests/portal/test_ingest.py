@@ -1,7 +1,5 @@
 """Ingestion of records over HTTP: the forms of a CloudEvent, authentication, and invalid records."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The inventory file: CSV, JSON, and invalid files."""
 
-from __future__ import annotations
-
 import json
 
 import doc_pages

@@ -1,7 +1,5 @@
 """After a kill, the portal has every acknowledged record and decision, and an audit chain without gaps."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

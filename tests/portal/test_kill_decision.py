@@ -4,8 +4,6 @@ The tests kill one of two processes on PostgreSQL, and the only process on SQLit
 checks the page before a second attempt, and a program sends its decision again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random

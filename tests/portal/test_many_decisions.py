@@ -1,7 +1,5 @@
 """Decisions of several people on several events, at one portal and at two portals on PostgreSQL."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

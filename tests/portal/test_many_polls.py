@@ -3,8 +3,6 @@
 tests/bench/test_portal.py measures 5,000 polls.
 """
 
-from __future__ import annotations
-
 import gc
 import socket
 import struct

@@ -1,7 +1,5 @@
 """The settings and formats of notifications: errors with the required action, and hostile text as plain text."""
 
-from __future__ import annotations
-
 import json
 
 import doc_pages

@@ -1,7 +1,5 @@
 """Notifications: one for each reason, none for a decided event, and few for a hostile VM."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Notifications of portal processes that are killed, run together, or have a silent webhook."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Login through OpenID Connect: forged tokens and foreign logins never start a session."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -15,12 +13,11 @@ from joserfc import jwt
 from joserfc.jwk import OctKey
 from oidc_stub import CLIENT, OidcStub
 from page_kit import Office
-from portal_databases import Database
 from portal_users import person_of
 
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.oidc import LoginRefused
-from bridge.portal.settings import PeopleSettings, read
+from bridge.portal.settings import read
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.users import put_user, user_of
 from bridge.portal.users import AccessDenied, Users, new_session_id
@@ -38,7 +35,7 @@ def provider(monkeypatch):
 class Login:
     """Two processes of a portal on one database, and a browser."""
 
-    def __init__(self, provider: OidcStub, database: Database):
+    def __init__(self, provider, database):
         self.provider, self.store = provider, database.store()
         self.clock = ManualClock()
         self.clock.advance(time.time() - self.clock.clock.timestamp())
@@ -47,7 +44,7 @@ class Login:
             "oidc": provider.settings(),
             "local_login_from": ["10.1.0.0/16"],
         }
-        self.settings: PeopleSettings = read({"agents": {"token_env": "X"}, "people": people}).people
+        self.settings = read({"agents": {"token_env": "X"}, "people": people}).people
 
     def run(self, work):
         async def main():

@@ -3,8 +3,6 @@
 The provider never issues a forged token. For forged tokens, see test_oidc.py.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timezone
 from urllib.parse import parse_qs, urlsplit

@@ -1,7 +1,5 @@
 """The lines of the first page: single events, and waves of events of one type, region, and hour."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The long poll of PROTOCOL.md, sections 2 to 4, and the endpoint for signed decisions."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """PostgreSQL as the portal's database: outages, the password, roles that cannot change the audit, and commands."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

@@ -1,7 +1,5 @@
 """A proxy in front of the portal: only configured proxies determine the client address and the user."""
 
-from __future__ import annotations
-
 import pytest
 from fleet_records import fleet_record
 from page_kit import Office

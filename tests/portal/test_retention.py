@@ -1,7 +1,5 @@
 """Retention and the storage limit of one VM, on each database."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from fleet_records import NOW, fleet_record, stream_id_of

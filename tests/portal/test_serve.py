@@ -1,7 +1,5 @@
 """The server: the operator listener, TLS, reasons not to start, and a stop within the grace period."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

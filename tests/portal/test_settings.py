@@ -1,7 +1,5 @@
 """The configuration file of the portal: all errors at once, no secrets in errors, and no accidental access."""
 
-from __future__ import annotations
-
 import sys
 
 import doc_pages

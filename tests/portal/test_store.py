@@ -1,7 +1,5 @@
 """The database: the same events for any order of records and for concurrent writers, migrations, and the backup."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

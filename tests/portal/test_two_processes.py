@@ -1,7 +1,5 @@
 """Two portal processes on one PostgreSQL: a decision at one process immediately reaches agents at the other."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

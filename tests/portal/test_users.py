@@ -1,7 +1,5 @@
 """Authentication of users: passwords, sessions, proxy headers, guessing, session fixation, and CSRF."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from datetime import timedelta

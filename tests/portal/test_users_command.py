@@ -1,7 +1,5 @@
 """`portal users`: changes of users in the database, their sessions, and the audit entries."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Verdicts in the database: serialized, on the current version of the event, with signed decisions for the VMs."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Decisions of users over HTTP: delivery to held polls, authorization, and validation."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

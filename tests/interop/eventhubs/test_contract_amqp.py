@@ -1,9 +1,6 @@
 """The contract suite for the eventhubs sink over AMQP, with the emulator as the peer."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -18,29 +15,29 @@ KEY = "c2VjcmV0LWtleS1vZi10aGUtdGVzdHM="
 class EmulatedHub(Peer):
     """The emulator as a peer of the contract suite."""
 
-    def __init__(self, emulator: Any) -> None:
+    def __init__(self, emulator):
         self._emulator = emulator
         self._before = emulator.state()["transfers"]
         self.address = Address(host="127.0.0.1", port=emulator.ports["amqp"])
 
     @property
-    def received(self) -> Sequence[Sequence[str]]:
+    def received(self):
         return self._emulator.state()["writes"][self._before :]
 
-    def accept(self) -> None:
+    def accept(self):
         self._emulator.set(standing_fault={})
 
-    def refuse_for_good(self) -> None:
+    def refuse_for_good(self):
         self._emulator.set(standing_fault={"kind": "reject", "condition": "com.microsoft:argument-error"})
 
-    def refuse_for_now(self, retry_after_seconds: int | None = None) -> None:
+    def refuse_for_now(self, retry_after_seconds=None):
         busy = {"condition": "com.microsoft:server-busy", "description": f"Please wait {retry_after_seconds} seconds."}
         self._emulator.set(standing_fault={"kind": "reject", **(busy if retry_after_seconds else {})})
 
-    def stay_silent(self) -> None:
+    def stay_silent(self):
         self._emulator.set(standing_fault={"kind": "no_ack"})
 
-    def close(self) -> None:
+    def close(self):
         self.accept()
 
 

@@ -1,7 +1,5 @@
 """For each fault of the event hub, the sink reports the outcome before its deadline and can send again."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -18,7 +16,7 @@ LIMIT_SECONDS = 0.5
 AMPLE_SECONDS = 10.0
 
 
-def counted() -> tuple[int, int]:
+def counted():
     links = []
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # The descriptor of the listing is closed.
@@ -26,7 +24,7 @@ def counted() -> tuple[int, int]:
     return threading.active_count(), sum("socket:" in link for link in links)
 
 
-def held() -> tuple[int, int]:
+def held():
     """Return the numbers of threads and sockets once they are stable, because threads end with a delay."""
     steady = [counted()]
     while len(steady) < 10 or len(set(steady[-10:])) > 1:
@@ -35,20 +33,20 @@ def held() -> tuple[int, int]:
     return steady[-1]
 
 
-def failure(sink, *records) -> DeliveryFailed:
+def failure(sink, *records):
     with pytest.raises(DeliveryFailed) as caught:
         sink.send(records)
     return caught.value
 
 
-def seconds_of(sink, *records) -> float:
+def seconds_of(sink, *records):
     before = time.monotonic()
     failure(sink, *records)
     return time.monotonic() - before
 
 
 @pytest.mark.parametrize("moment", ["accept", "open", "cbs", "attach"])
-def test_send_to_a_silent_hub_ends_at_the_deadline_without_leaks(make_sink, make_record, emulator, moment) -> None:
+def test_send_to_a_silent_hub_ends_at_the_deadline_without_leaks(make_sink, make_record, emulator, moment):
     sink = make_sink(timeout_seconds=LIMIT_SECONDS)
     emulator.set(silent_at=moment)
     failure(sink, make_record())
@@ -60,7 +58,7 @@ def test_send_to_a_silent_hub_ends_at_the_deadline_without_leaks(make_sink, make
 
 
 @pytest.mark.parametrize("kind", ["no_ack", "release", "modify"])
-def test_send_without_a_final_outcome_ends_at_the_deadline(make_sink, make_record, emulator, kind) -> None:
+def test_send_without_a_final_outcome_ends_at_the_deadline(make_sink, make_record, emulator, kind):
     sink = make_sink(timeout_seconds=1.5)
     emulator.faults({"kind": kind, "count": 6})
     failure(sink, make_record())
@@ -74,7 +72,7 @@ def test_send_without_a_final_outcome_ends_at_the_deadline(make_sink, make_recor
     assert len(state["events"]) == (7 if kind == "no_ack" else 1)
 
 
-def test_canceled_send_does_not_create_a_late_duplicate(make_sink, make_record, emulator) -> None:
+def test_canceled_send_does_not_create_a_late_duplicate(make_sink, make_record, emulator):
     sink = make_sink(timeout_seconds=3.0)
     emulator.faults({"kind": "late", "seconds": 3.2})
     failure(sink, make_record())
@@ -84,7 +82,7 @@ def test_canceled_send_does_not_create_a_late_duplicate(make_sink, make_record, 
     assert len(emulator.state()["events"]) == 1
 
 
-def test_canceled_send_transmits_no_data_later(make_sink, make_record, emulator) -> None:
+def test_canceled_send_transmits_no_data_later(make_sink, make_record, emulator):
     sink = make_sink(timeout_seconds=2.0)
     emulator.set(max_message_size=64_000_000)
     sink.send([make_record(sequence=1)])
@@ -100,20 +98,20 @@ def test_canceled_send_transmits_no_data_later(make_sink, make_record, emulator)
 @pytest.mark.parametrize(
     ("message", "seconds"), [("Please wait 7 seconds and try again.", 7.0), ("The request was terminated.", 4.0)]
 )
-def test_server_busy_sets_the_retry_delay(make_sink, make_record, emulator, message, seconds) -> None:
+def test_server_busy_sets_the_retry_delay(make_sink, make_record, emulator, message, seconds):
     sink = make_sink()
     emulator.faults({"kind": "reject", "condition": "com.microsoft:server-busy", "description": message})
     assert failure(sink, make_record()).retry_after == seconds
 
 
-def test_argument_error_parks_the_record(make_sink, make_record, emulator) -> None:
+def test_argument_error_parks_the_record(make_sink, make_record, emulator):
     sink = make_sink()
     emulator.faults({"kind": "reject", "condition": "com.microsoft:argument-error"})
     with pytest.raises(DeliveryRejected):
         sink.send([make_record()])
 
 
-def test_oversized_batch_is_split_and_oversized_record_is_parked(make_sink, make_record, emulator) -> None:
+def test_oversized_batch_is_split_and_oversized_record_is_parked(make_sink, make_record, emulator):
     emulator.set(max_message_size=20_000)
     sink = make_sink()
     batch = [make_record(sequence=sequence, labels={"filling": "x" * 8_000}) for sequence in (1, 2, 3)]
@@ -129,7 +127,7 @@ def test_oversized_batch_is_split_and_oversized_record_is_parked(make_sink, make
 
 
 @pytest.mark.parametrize(("kind", "stored"), [("drop_before", 0), ("drop_after", 1), ("detach", 0)])
-def test_lost_connection_fails_without_a_second_transfer(make_sink, make_record, emulator, kind, stored) -> None:
+def test_lost_connection_fails_without_a_second_transfer(make_sink, make_record, emulator, kind, stored):
     sink = make_sink()
     emulator.faults(kind)
     failure(sink, make_record())
@@ -139,7 +137,7 @@ def test_lost_connection_fails_without_a_second_transfer(make_sink, make_record,
     assert len(emulator.state()["events"]) == stored + 1
 
 
-def test_connection_closed_by_the_service_is_reopened_without_a_failure(make_sink, make_record, emulator) -> None:
+def test_connection_closed_by_the_service_is_reopened_without_a_failure(make_sink, make_record, emulator):
     sink = make_sink()
     sink.send([make_record(sequence=1)])
     emulator.drop()
@@ -148,7 +146,7 @@ def test_connection_closed_by_the_service_is_reopened_without_a_failure(make_sin
     assert emulator.state()["transfers"] == 2
 
 
-def test_rotated_connection_string_is_read_again(make_sink, make_record, emulator, tmp_path) -> None:
+def test_rotated_connection_string_is_read_again(make_sink, make_record, emulator, tmp_path):
     path = tmp_path / "string"
     path.write_text(emulator.connection_string(key="b2xk"))
     sink = make_sink(connection_string_env=None, connection_string_file=str(path))
@@ -157,7 +155,7 @@ def test_rotated_connection_string_is_read_again(make_sink, make_record, emulato
     sink.send([make_record()])
 
 
-def test_idle_connection_is_closed_and_reopened(make_sink, make_record, emulator) -> None:
+def test_idle_connection_is_closed_and_reopened(make_sink, make_record, emulator):
     before = held()
     sink = make_sink(idle_close_seconds=0.2)
     sink.send([make_record(sequence=1)])
@@ -171,9 +169,7 @@ def test_idle_connection_is_closed_and_reopened(make_sink, make_record, emulator
 
 
 @pytest.mark.parametrize("moment", ["accept", "attach"])
-def test_send_to_a_silent_hub_over_tls_ends_at_the_deadline(
-    make_sink, make_record, emulator, authority, moment
-) -> None:
+def test_send_to_a_silent_hub_over_tls_ends_at_the_deadline(make_sink, make_record, emulator, authority, moment):
     sink = make_sink(
         string=emulator.connection_string(is_tls=True),
         endpoint=f"127.0.0.1:{emulator.ports['amqps']}",

@@ -1,13 +1,9 @@
 """The https transport with an endpoint that checks the requirements of Microsoft's page "Send event"."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import ssl
 import threading
-from collections.abc import Iterator
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -28,12 +24,12 @@ class Service(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.events: list[dict[str, Any]] = []
-        self.requests: list[str] = []
+        self.events = []
+        self.requests = []
 
-    def refusal(self, authorization: str) -> str:
+    def refusal(self, authorization):
         if authorization.startswith("Bearer "):
             return jwt_refusal(authorization.removeprefix("Bearer "))
         return sas_refusal(authorization, f"https://{NAMESPACE}/{HUB}/messages", key_name="send", key=KEY)
@@ -43,14 +39,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Service
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+    def log_message(self, format, *args):  # noqa: A002 - the name in the base class
         """Log nothing."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.server.requests.append(self.requestline)
         self.answer(401, {}, b"Manage,EventHub claims are required.")
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.requests.append(self.requestline)
         url = urlsplit(self.path)
@@ -62,7 +58,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.events.append({"headers": dict(self.headers), "body": json.loads(body)})
             self.answer(201, {}, b"")
 
-    def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+    def answer(self, status, headers, body):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -71,7 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def service(authority: Any) -> Iterator[Service]:
+def service(authority):
     with Service() as server:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(authority.cert_file, authority.key_file)
@@ -84,13 +80,13 @@ def service(authority: Any) -> Iterator[Service]:
 
 
 @pytest.fixture
-def sink(service: Service, authority: Any, make_https: Any) -> Any:
+def sink(service, authority, make_https):
     return make_https(service.server_address[1], authority.ca_file)
 
 
 @pytest.fixture
-def make_https(make_bare_sink: Any) -> Any:
-    def make(port: int, ca_file: str, **keys: Any) -> Any:
+def make_https(make_bare_sink):
+    def make(port, ca_file, **keys):
         string = f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=send;SharedAccessKey={KEY};EntityPath={HUB}"
         keys = {"string": string, "endpoint": f"127.0.0.1:{port}", "ca_file": ca_file, **keys}
         return make_bare_sink(transport="https", **keys)
@@ -98,7 +94,7 @@ def make_https(make_bare_sink: Any) -> Any:
     return make
 
 
-def test_record_is_posted_as_microsoft_documents(sink, service, make_record) -> None:
+def test_record_is_posted_as_microsoft_documents(sink, service, make_record):
     sink.send([make_record(sequence=7)])
     (event,) = service.events
     assert event["body"]["data"]["sequence"] == 7
@@ -113,7 +109,7 @@ def test_record_is_posted_as_microsoft_documents(sink, service, make_record) -> 
 @pytest.mark.parametrize("client_id", [None, "11111111-2222-3333-4444-555555555555"])
 def test_managed_identity_sends_a_bearer_token(  # noqa: PLR0917 - fixtures
     make_https, service, authority, make_record, identity_endpoint, client_id
-) -> None:
+):
     keys = {"fully_qualified_namespace": NAMESPACE, "eventhub": HUB, "client_id": client_id}
     sink = make_https(service.server_address[1], authority.ca_file, credential="managed_identity", **keys)
     sink.send([make_record()])
@@ -121,7 +117,7 @@ def test_managed_identity_sends_a_bearer_token(  # noqa: PLR0917 - fixtures
     assert (identity_endpoint(token)["appid"] == client_id) is (client_id is not None)
 
 
-def test_record_is_sent_only_through_the_proxy(make_https, service, authority, make_record, tmp_path) -> None:
+def test_record_is_sent_only_through_the_proxy(make_https, service, authority, make_record, tmp_path):
     port = service.server_address[1]
     with ConnectProxy(password="agent:right") as proxy:
         (tmp_path / "proxy").write_text(f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}\n")
@@ -137,7 +133,7 @@ def test_record_is_sent_only_through_the_proxy(make_https, service, authority, m
     assert len(service.events) == 1
 
 
-def test_wrong_key_needs_attention(make_https, service, authority, make_record) -> None:
+def test_wrong_key_needs_attention(make_https, service, authority, make_record):
     string = f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=send;SharedAccessKey=d3Jvbmc=;EntityPath={HUB}"
     sink = make_https(service.server_address[1], authority.ca_file, string=string)
     with pytest.raises(DeliveryFailed, match="401") as caught:
@@ -145,7 +141,7 @@ def test_wrong_key_needs_attention(make_https, service, authority, make_record) 
     assert caught.value.needs_attention
 
 
-def test_check_sends_no_record(sink, service) -> None:
+def test_check_sends_no_record(sink, service):
     sink.check()
     assert service.requests == [f"GET /{HUB}?api-version=2014-01 HTTP/1.1"]
     assert service.events == []

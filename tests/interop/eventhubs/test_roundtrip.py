@@ -1,7 +1,5 @@
 """The consumer of the SDK reads the events of the sink, over TCP and TLS, with a key and with an identity."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -11,7 +9,7 @@ from bridge.sink import DeliveryRejected
 pytestmark = pytest.mark.interop
 
 
-def test_consumer_reads_body_type_key_and_properties(make_sink, make_record, consume) -> None:
+def test_consumer_reads_body_type_key_and_properties(make_sink, make_record, consume):
     make_sink().send([make_record(sequence=1), make_record(sequence=2)])
     first, second = consume(2)
     body = json.loads(first.body_as_str())
@@ -27,25 +25,25 @@ def test_consumer_reads_body_type_key_and_properties(make_sink, make_record, con
     }
 
 
-def test_records_of_each_event_stay_in_order(make_sink, make_record, consume) -> None:
+def test_records_of_each_event_stay_in_order(make_sink, make_record, consume):
     sink = make_sink()
     for sequence in range(1, 21, 2):
         for name in ("A", "B", "C", "D", "E"):
             sink.send([make_record(name, sequence), make_record(name, sequence + 1)])
-    seen: dict[str, list[int]] = {}
+    seen = {}
     for event in consume(100):
         data = json.loads(event.body_as_str())["data"]
         seen.setdefault(data["event"]["event_id"], []).append(data["sequence"])
     assert seen == {name: list(range(1, 21)) for name in "ABCDE"}
 
 
-def test_one_send_is_one_transfer(make_sink, make_record, emulator) -> None:
+def test_one_send_is_one_transfer(make_sink, make_record, emulator):
     sink = make_sink()
     sink.send([make_record(sequence=sequence) for sequence in range(100)])
     assert (emulator.state()["transfers"], len(emulator.state()["events"])) == (1, 100)
 
 
-def test_prepared_batch_is_sent_once_and_only_if_it_is_next(make_sink, make_record, emulator) -> None:
+def test_prepared_batch_is_sent_once_and_only_if_it_is_next(make_sink, make_record, emulator):
     sink = make_sink()
     first, second, third, fourth = ([make_record(name, 1), make_record(name, 2)] for name in "ABCD")
     sink.prepare_next(second)
@@ -59,7 +57,7 @@ def test_prepared_batch_is_sent_once_and_only_if_it_is_next(make_sink, make_reco
     assert emulator.state()["transfers"] == 4
 
 
-def test_oversized_record_is_rejected_by_send_not_by_prepare_next(make_sink, make_record, emulator) -> None:
+def test_oversized_record_is_rejected_by_send_not_by_prepare_next(make_sink, make_record, emulator):
     sink = make_sink()
     huge = [make_record("B", 1, labels={"note": "x" * 2**21})]
     sink.prepare_next(huge)
@@ -69,7 +67,7 @@ def test_oversized_record_is_rejected_by_send_not_by_prepare_next(make_sink, mak
     assert emulator.state()["transfers"] == 1
 
 
-def test_record_is_sent_over_tls_with_a_private_authority(make_sink, make_record, emulator, authority) -> None:
+def test_record_is_sent_over_tls_with_a_private_authority(make_sink, make_record, emulator, authority):
     endpoint = f"sb://127.0.0.1:{emulator.ports['amqps']}"
     keys = {"string": emulator.connection_string(is_tls=True), "endpoint": endpoint}
     make_sink(ca_file=authority.ca_file, **keys).send([make_record()])
@@ -79,7 +77,7 @@ def test_record_is_sent_over_tls_with_a_private_authority(make_sink, make_record
 @pytest.mark.parametrize("client_id", [None, "11111111-2222-3333-4444-555555555555"])
 def test_record_is_sent_with_a_managed_identity(  # noqa: PLR0917 - fixtures
     make_sink, make_record, emulator, authority, identity_endpoint, client_id
-) -> None:
+):
     make_sink(
         credential="managed_identity",
         client_id=client_id,
@@ -94,6 +92,6 @@ def test_record_is_sent_with_a_managed_identity(  # noqa: PLR0917 - fixtures
     assert (identity_endpoint(state["tokens"][0]["token"])["appid"] == client_id) is (client_id is not None)
 
 
-def test_check_connects_to_the_hub_and_sends_no_record(make_sink, emulator) -> None:
+def test_check_connects_to_the_hub_and_sends_no_record(make_sink, emulator):
     make_sink().check()
     assert emulator.state()["transfers"] == 0

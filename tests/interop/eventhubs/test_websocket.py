@@ -1,12 +1,8 @@
 """AMQP over the websocket of the SDK, with a front end that forwards the bytes to the emulator."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from connect_proxy import ConnectProxy
@@ -18,7 +14,7 @@ pytestmark = pytest.mark.interop
 
 
 @pytest.fixture
-def front_port(emulator: Any, authority: Any) -> Iterator[int]:
+def front_port(emulator, authority):
     if importlib.util.find_spec("aiohttp") is None:
         pytest.skip("the websocket transport needs aiohttp")
     with running("websocket_front", str(emulator.ports["amqp"]), authority.cert_file, authority.key_file) as port:
@@ -26,8 +22,8 @@ def front_port(emulator: Any, authority: Any) -> Iterator[int]:
 
 
 @pytest.fixture
-def make_websocket_sink(front_port: int, make_sink: Any, authority: Any, emulator: Any) -> Any:
-    def make(**keys: Any) -> Any:
+def make_websocket_sink(front_port, make_sink, authority, emulator):
+    def make(**keys):
         return make_sink(
             string=emulator.connection_string(is_tls=True),
             transport="amqp_websocket",
@@ -39,7 +35,7 @@ def make_websocket_sink(front_port: int, make_sink: Any, authority: Any, emulato
     return make
 
 
-def test_record_arrives_through_a_websocket(make_websocket_sink, make_record, emulator) -> None:
+def test_record_arrives_through_a_websocket(make_websocket_sink, make_record, emulator):
     sink = make_websocket_sink()
     sink.send([make_record(sequence=1), make_record(sequence=2)])
     sink.send([make_record(sequence=3)])
@@ -52,7 +48,7 @@ unclosed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionW
 
 
 @unclosed
-def test_send_to_a_silent_hub_over_a_websocket_ends_at_the_deadline(make_websocket_sink, make_record, emulator) -> None:
+def test_send_to_a_silent_hub_over_a_websocket_ends_at_the_deadline(make_websocket_sink, make_record, emulator):
     sink = make_websocket_sink(timeout_seconds=1.5)
     sink.send([make_record(sequence=1)])
     emulator.faults({"kind": "no_ack", "count": 3})
@@ -67,7 +63,7 @@ def test_send_to_a_silent_hub_over_a_websocket_ends_at_the_deadline(make_websock
 
 def test_record_arrives_through_a_proxy_with_a_password(
     make_websocket_sink, make_record, emulator, front_port, tmp_path
-) -> None:
+):
     with ConnectProxy(password="agent:pass/word") as proxy:
         (tmp_path / "proxy").write_text(f"http://agent:pass%2Fword@127.0.0.1:{proxy.port}\n")
         sink = make_websocket_sink(proxy_file=str(tmp_path / "proxy"))
@@ -80,7 +76,7 @@ def test_record_arrives_through_a_proxy_with_a_password(
 
 
 @unclosed
-def test_proxy_rejection_needs_attention_and_hides_the_password(make_websocket_sink, make_record, monkeypatch) -> None:
+def test_proxy_rejection_needs_attention_and_hides_the_password(make_websocket_sink, make_record, monkeypatch):
     with ConnectProxy(password="agent:right") as proxy:
         monkeypatch.setenv("PROXY", f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}")
         sink = make_websocket_sink(proxy_env="PROXY")
@@ -94,7 +90,7 @@ def test_proxy_rejection_needs_attention_and_hides_the_password(make_websocket_s
     gc.collect()
 
 
-def failure(sink, record) -> str:
+def failure(sink, record):
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([record])
     return str(caught.value)

@@ -1,7 +1,5 @@
 """The audit page: one row for each decision, filters, pages, the export, and the entries that a scope allows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

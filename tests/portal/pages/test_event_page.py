@@ -1,7 +1,5 @@
 """The page of one event: its history, its VMs, its records, and the buttons of a started event."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of all VMs and their agents: counts, filters, pages, and name conflicts."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages in a browser: live updates for several users, the keyboard, accessibility, and the demo."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The pages on a phone with a width of 390 pixels: no element is off the screen."""
 
-from __future__ import annotations
-
 import pytest
 from browser_kit import Watched, chromium
 from fleet_records import fleet_record

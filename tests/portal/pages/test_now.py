@@ -1,7 +1,5 @@
 """The first page without a script: one line for each event, filters in the URL, and counts."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Security of the pages: script injection, CSRF, sessions, redirects, and invalid forms."""
 
-from __future__ import annotations
-
 import pytest
 from fleet_records import fleet_record
 from page_kit import PASSWORD, Office, Page

@@ -1,7 +1,5 @@
 """The pages without JavaScript: their texts, decisions, and permissions."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 

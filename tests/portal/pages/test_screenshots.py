@@ -1,7 +1,5 @@
 """The screenshots of the documentation match the current pages."""
 
-from __future__ import annotations
-
 import pytest
 from browser_kit import chromium
 from screenshots import IMAGES, SHOTS, shown

@@ -1,7 +1,5 @@
 """The stream of changes to open pages: its messages, its end, and slow subscribers."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import logging

@@ -1,7 +1,5 @@
 """The timeline: its period, the bars of single events and of many, and the notice and the impact of each event."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

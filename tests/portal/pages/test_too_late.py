@@ -1,7 +1,5 @@
 """The pages after Azure has accepted an approval, and after a withdrawal: past states are not shown as current."""
 
-from __future__ import annotations
-
 import pytest
 from fleet_records import fleet_record
 from page_kit import Office

@@ -1,7 +1,5 @@
 """Waves and selections: one confirmation, one reason, and one audit entry for many events."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 
