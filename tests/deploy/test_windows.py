@@ -114,15 +114,11 @@ def test_invalid_configuration_exits_with_78_and_logs_the_reason(service):
     assert "endpiont" in log.read_text()
 
 
-def test_service_uses_pywin32_with_correct_types(package):
-    package("mypy")
-    stubs = {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}
-    if not stubs:
-        package("win32service")  # skips, or fails if every tool is required
+def check_types_for_windows(*arguments, **env):
     program = [sys.executable, "-m", "mypy", "--strict", "--platform", "win32", "--cache-dir", os.devnull]
     judged = subprocess.run(
-        [*program, str(WINDOWS / "service.py"), str(WINDOWS / "host.py")],
-        env={**os.environ, "MYPYPATH": str(WINDOWS)},
+        [*program, *arguments],
+        env={**os.environ, **env},
         cwd=WINDOWS,
         capture_output=True,
         text=True,
@@ -130,22 +126,21 @@ def test_service_uses_pywin32_with_correct_types(package):
         timeout=150,
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+def test_service_uses_pywin32_with_correct_types(package):
+    package("mypy")
+    stubs = {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}
+    if not stubs:
+        package("win32service")  # skips, or fails if every tool is required
+    check_types_for_windows(WINDOWS / "service.py", WINDOWS / "host.py", MYPYPATH=str(WINDOWS))
 
 
 def test_sinks_type_check_for_windows(package):
     package("mypy")
     if not {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}:
         package("win32evtlog")  # likewise
-    program = [sys.executable, "-m", "mypy", "--strict", "--platform", "win32", "--cache-dir", os.devnull]
-    judged = subprocess.run(
-        [*program, "-m", "sinks.eventlog", "-m", "sinks.file"],
-        cwd=WINDOWS,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
-    assert judged.returncode == 0, judged.stdout + judged.stderr
+    check_types_for_windows("-m", "sinks.eventlog", "-m", "sinks.file")
 
 
 # ---- the installer ----

@@ -126,27 +126,27 @@ def test_service_accepts_every_record_of_the_recipe(name, tmp_path, monkeypatch)
         assert len(sent(name, tmp_path)) > len(ENDS)
 
 
-def test_recipe_for_a_file_appends_each_record(tmp_path):
-    text = recipe("file").replace("/var/log/scheduled-events-bridge", str(tmp_path))
+def send_every_transition(text):
+    """Send a record of each transition to the sink of the recipe *text*. Return the records as JSON."""
     [settings] = read(tomllib.loads(text)).sinks
     sink = settings.build()
     wanted = list(records(list(Transition)))
     for record in wanted:
         sink.send([record])
     sink.close()
+    return [json.loads(encode(record)) for record in wanted]
+
+
+def test_recipe_for_a_file_appends_each_record(tmp_path):
+    text = recipe("file").replace("/var/log/scheduled-events-bridge", str(tmp_path))
+    sent = send_every_transition(text)
     lines = (tmp_path / "records.jsonl").read_bytes().splitlines()
-    assert [json.loads(line) for line in lines] == [json.loads(encode(record)) for record in wanted]
+    assert [json.loads(line) for line in lines] == sent
 
 
 def test_recipe_for_standard_output_prints_each_record(capfdbinary):
-    [settings] = read(tomllib.loads(recipe("stdout"))).sinks
-    sink = settings.build()
-    wanted = list(records(list(Transition)))
-    for record in wanted:
-        sink.send([record])
-    sink.close()
-    lines = capfdbinary.readouterr().out.splitlines()
-    assert [json.loads(line) for line in lines] == [json.loads(encode(record)) for record in wanted]
+    sent = send_every_transition(recipe("stdout"))
+    assert [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()] == sent
 
 
 def test_opsgenie_alert_is_closed_under_its_alias(tmp_path):

@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from closing import closing_each
 from outside_portal import Signer
 from small_portal import Said, SmallPortal
 
@@ -40,15 +41,8 @@ class DecidesByItself(SmallPortal):
 
 @pytest.fixture
 def serve(tmp_path):
-    portals = []
-
-    def made(portal):
-        portals.append(portal(Signer(tmp_path, "ops"), vm_id=VM_ID, token=TOKEN))
-        return portals[-1]
-
-    yield made
-    for each in portals:
-        each.close()
+    with closing_each(lambda portal: portal(Signer(tmp_path, "ops"), vm_id=VM_ID, token=TOKEN)) as serve:
+        yield serve
 
 
 @pytest.fixture

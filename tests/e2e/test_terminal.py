@@ -5,8 +5,10 @@ import os
 import re
 import select
 import time
+from functools import partial
 
 import pytest
+from closing import closing_each
 
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.peers import nobody
@@ -65,15 +67,8 @@ class Terminal:
 @pytest.fixture
 def terminal(agent):
     """Start a command on a terminal."""
-    started = []
-
-    def start(*arguments, **options):
-        started.append(Terminal(agent, *arguments, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
+    with closing_each(partial(Terminal, agent)) as start:
+        yield start
 
 
 @pytest.mark.parametrize("columns", [60, 120])

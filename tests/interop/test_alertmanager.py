@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 import doc_pages
 import pytest
 import requests
+from closing import closing_each
 from waiting import until
 
 from bridge.agent.control_requests import read_status
@@ -126,16 +127,12 @@ def is_up(url):
 
 @pytest.fixture
 def sink(alertmanager):
-    made = []
-
-    def make(*, ahead=timedelta(0), path=""):
+    def sink_of(*, ahead=timedelta(0), path=""):
         config = WebhookConfig(url=alertmanager.url + path, format="alertmanager")
-        made.append(WebhookSink(config, now=lambda: datetime.now(timezone.utc) + ahead))
-        return made[-1]
+        return WebhookSink(config, now=lambda: datetime.now(timezone.utc) + ahead)
 
-    yield make
-    for each in made:
-        each.close()
+    with closing_each(sink_of) as make:
+        yield make
 
 
 def record(event_id, transition, **fields):

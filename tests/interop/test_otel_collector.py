@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from closing import closing_each
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -120,15 +121,11 @@ def collector(program, tmp_path):
 
 @pytest.fixture
 def make_sink(collector):
-    made = []
+    def sink_of(**keys):
+        return OtlpSink(OtlpConfig(**{"name": "otlp", "endpoint": collector.endpoint, **keys}))
 
-    def make(**keys):
-        made.append(OtlpSink(OtlpConfig(**{"name": "otlp", "endpoint": collector.endpoint, **keys})))
-        return made[-1]
-
-    yield make
-    for sink in made:
-        sink.close()
+    with closing_each(sink_of) as make:
+        yield make
 
 
 def _printed(collector, record):

@@ -33,6 +33,8 @@ PASSWORD = "correct horse battery staple"  # of a test
 QUICK_HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
 #: A minute after the records of `fleet_records`. The clock stands still, so agents stay connected after a poll.
 AT_11_01 = Clock(now=lambda: NOW + timedelta(minutes=1), monotonic=lambda: 1_000.0)
+#: The state of an agent that would follow an approval.
+ABLE: dict[str, Any] = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
 PEOPLE = (("ann", "approver", ""), ("bob", "approver", ""), ("vic", "viewer", ""))
 
 

@@ -116,3 +116,13 @@ def never_read(peer: SlowPeer, _connection: socket.socket, _: int) -> None:
 def answer(peer: SlowPeer, connection: socket.socket, _: int) -> None:
     while peer.read_request(connection):
         connection.sendall(OK)
+
+
+def responding(response: bytes) -> Behaviour:
+    """Return a behavior that sends *response* and closes the connection."""
+
+    def respond(peer: SlowPeer, connection: socket.socket, _: int) -> None:
+        peer.read_request(connection)
+        connection.sendall(response)
+
+    return respond

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from closing import closing_each
 
 if TYPE_CHECKING:
     from attested_fleet import AttestedFleet
@@ -100,15 +101,11 @@ def fleet_of(database: Database, tmp_path: Path) -> Iterator[Callable[..., Attes
     """Return a function that creates the portals of an `AttestedFleet` with tables."""
     from attested_fleet import AttestedFleet, at_11_01  # noqa: PLC0415  # needs the extra
 
-    made: list[AttestedFleet] = []
+    def fleet(*, clock: ManualClock | None = None, **tables: Any) -> AttestedFleet:
+        return AttestedFleet(tmp_path / "fleet", database, clock or at_11_01(), **tables)
 
-    def make(*, clock: ManualClock | None = None, **tables: Any) -> AttestedFleet:
-        made.append(AttestedFleet(tmp_path / "fleet", database, clock or at_11_01(), **tables))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with closing_each(fleet) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")

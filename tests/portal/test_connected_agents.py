@@ -3,8 +3,10 @@
 import asyncio
 import json
 from contextlib import closing
+from functools import partial
 
 import pytest
+from closing import closing_each
 from portal_databases import of_file
 
 from bridge.portal.connected_agents import KEPT_SECONDS, AgentExchange, ConnectedAgents, Connection
@@ -98,15 +100,8 @@ class Process:
 
 @pytest.fixture
 def new_process(database, clock):
-    made = []
-
-    def new():
-        made.append(Process(database, clock))
-        return made[-1]
-
-    yield new
-    for each in made:
-        each.close()
+    with closing_each(partial(Process, database, clock)) as new:
+        yield new
 
 
 def test_agents_of_a_stopped_portal_are_reconnecting_for_60_s(new_process, clock):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from leaks import nothing_left_behind
-from slow_peer import NEVER_FINISHING, OK, SlowPeer, answer, drip_body, hear_and_say_nothing, silent
+from slow_peer import NEVER_FINISHING, OK, SlowPeer, answer, drip_body, hear_and_say_nothing, responding, silent
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.connection import DeadlineConnection
@@ -128,22 +128,15 @@ def test_closing_ends_the_request_of_another_thread(start):
     ],
 )
 def test_a_large_or_compressed_body_is_not_read(start, head, body, reason):
-    def respond(peer, connection, _):
-        peer.read_request(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body)
-
-    response = get(start(respond)[1])
+    response = get(start(responding(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body))[1])
     assert (response.status_code, response.content) == (200, b"")
     assert reason in response.unread
 
 
 def test_a_truncated_body_is_an_error(start):
-    def respond(peer, connection, _):
-        peer.read_request(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nok")
-
+    _, connection = start(responding(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nok"))
     with pytest.raises(Exception, match="2 bytes read, 498 more expected"):
-        get(start(respond)[1])
+        get(connection)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +150,12 @@ def test_a_truncated_body_is_an_error(start):
     ids=["continue", "chunked", "HTTP/1.0", "length is not a number"],
 )
 def test_unusual_responses_are_parsed(start, response):
-    def respond(peer, connection, _):
-        peer.read_request(connection)
-        connection.sendall(response)
-
-    found = get(start(respond)[1])
+    found = get(start(responding(response))[1])
     assert (found.status_code, found.content, found.headers["x-sent"]) == (200, b"ok", "Yes")
 
 
 @pytest.mark.parametrize("headers", [b"X-Long: " + b"x" * 70_000, b"X-Many: 1\r\n" * 101], ids=["long", "many"])
 def test_too_many_or_too_long_headers_are_an_error(start, headers):
-    def respond(peer, connection, _):
-        peer.read_request(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + headers + b"\r\n\r\n")
-
+    _, connection = start(responding(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + headers + b"\r\n\r\n"))
     with pytest.raises(http.client.HTTPException, match="more than"):
-        get(start(respond)[1])
+        get(connection)

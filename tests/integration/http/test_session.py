@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 import requests
 import trustme
+from closing import closing_each
 from leaks import nothing_left_behind
 from slow_peer import (
     NEVER_FINISHING,
@@ -23,6 +24,7 @@ from slow_peer import (
     drip_header,
     hear_and_say_nothing,
     never_read,
+    responding,
     silent,
 )
 
@@ -36,15 +38,8 @@ DEADLINE = 0.4
 
 @pytest.fixture
 def start():
-    peers = []
-
-    def begin(behaviour):
-        peers.append(SlowPeer(behaviour))
-        return peers[-1]
-
-    yield begin
-    for peer in peers:
-        peer.close()
+    with closing_each(SlowPeer) as start:
+        yield start
 
 
 @pytest.fixture
@@ -189,11 +184,7 @@ def test_a_connection_closed_while_idle_is_replaced_even_for_a_post(start, sessi
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 5000", b"Connection: close"])
 def test_body_over_the_limit_is_rejected(start, session, framing):
-    def large(peer, connection, _):
-        peer.read_request(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n" + b"x" * 5000)
-
-    url = start(large).url
+    url = start(responding(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n" + b"x" * 5000)).url
     with pytest.raises(ResponseUnread, match="4999"):
         session.request("GET", url, deadline_seconds=5, max_body_bytes=4999)
     session.close()  # because the server can close this connection at any time

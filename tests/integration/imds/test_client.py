@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from closing import closing_each
 from msgspec.structs import replace
 from waiting import until
 
@@ -39,18 +40,14 @@ def ok(body):
 
 @pytest.fixture
 def connect(service):
-    clients = []
-
-    def begin(*, clock=time.time, **changes):
+    def client(*, clock=time.time, **changes):
         settings = ImdsSettings(
             endpoint=f"http://{service.address.authority}", api_version="2020-07-01", first_timeout_seconds=20.0
         )
-        clients.append(ImdsClient(replace(settings, **changes), clock=clock))
-        return clients[-1]
+        return ImdsClient(replace(settings, **changes), clock=clock)
 
-    yield begin
-    for client in clients:
-        client.close()
+    with closing_each(client) as connect:
+        yield connect
 
 
 @pytest.mark.parametrize("version", ["2017-03-01", "2020-07-01"])

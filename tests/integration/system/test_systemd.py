@@ -4,6 +4,7 @@ import os
 import socket
 
 import pytest
+from closing import closing_each
 
 from bridge.system.systemd import SystemdNotifier
 from bridge.testing import ManualClock
@@ -19,15 +20,8 @@ def manager(tmp_path):
 
 @pytest.fixture
 def notifier_of():
-    made = []
-
-    def make(environ, *clock):
-        made.append(SystemdNotifier(environ, *clock))
-        return made[-1]
-
-    yield make
-    for notifier in made:
-        notifier.close()
+    with closing_each(SystemdNotifier) as notifier_of:
+        yield notifier_of
 
 
 def heard(manager):

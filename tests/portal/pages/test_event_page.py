@@ -2,24 +2,14 @@
 
 import re
 
-import pytest
 from fleet_records import fleet_record
 from msgspec.structs import replace
-from page_kit import Office
+from page_kit import ABLE, Office
 
 from bridge.events.record import Impact, Transition
 from bridge.portal.fleet import key_of_event_id
 
 A = key_of_event_id("A")
-ABLE = {"version": "9.9", "kids": ["p1"]}
-
-
-@pytest.fixture
-def office(tmp_path):
-    with Office(tmp_path) as office:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0, **ABLE)
-        yield office
 
 
 def history_of(page):

@@ -6,18 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from browser_kit import JUST_CHANGED, WAIT_MS, Watched, chromium
+from closing import closing_each
 from fleet_records import fleet_record
-from page_kit import Office
+from page_kit import ABLE
 
 from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 
 A, B, E = (key_of_event_id(name) for name in "ABE")
-ABLE = {"version": "9.9", "kids": ["p1"]}
 VMS = ("web-0", "web-1", "web-2")
 EVIL = "</p><script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 
@@ -29,24 +30,9 @@ def browser():
 
 
 @pytest.fixture
-def office(tmp_path):
-    with Office(tmp_path) as office:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0, **ABLE)
-        yield office
-
-
-@pytest.fixture
 def window(browser):
-    opened = []
-
-    def open_at(origin, **options):
-        opened.append(Watched(browser, origin, **options))
-        return opened[-1]
-
-    yield open_at
-    for each in opened:
-        each.close()
+    with closing_each(partial(Watched, browser)) as open_at:
+        yield open_at
 
 
 def _say(row, text):

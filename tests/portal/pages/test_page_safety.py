@@ -2,22 +2,13 @@
 
 import pytest
 from fleet_records import fleet_record
-from page_kit import PASSWORD, Office, Page
+from page_kit import ABLE, PASSWORD, Page
 
 from bridge.portal.fleet import key_of_event_id
 
 A = key_of_event_id("A")
-ABLE = {"kids": ["p1"]}
 EVIL = "</p><script>alert(1)</script><img src=x onerror=alert(2)>\x07\u202e'\"{{7*7}}"
 PAGES = ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?verdict=hold&event={A}")
-
-
-@pytest.fixture
-def office(tmp_path):
-    with Office(tmp_path) as office:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0, **ABLE)
-        yield office
 
 
 def test_every_response_has_restrictive_security_headers(office):

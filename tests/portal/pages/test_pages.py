@@ -5,21 +5,12 @@ from datetime import timedelta
 
 import pytest
 from fleet_records import NOW, fleet_record
-from page_kit import PEOPLE, Office, Page
+from page_kit import ABLE, PEOPLE, Office, Page
 
 from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
-ABLE = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
-
-
-@pytest.fixture
-def office(tmp_path):
-    with Office(tmp_path) as office:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0, **ABLE)
-        yield office
 
 
 def _results(answer):

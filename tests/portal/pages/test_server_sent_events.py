@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+from closing import closing_each
 from fleet_records import NOW, fleet_record
 from page_kit import Office
 from portal_users import grant
@@ -70,15 +71,8 @@ class Stream:
 
 @pytest.fixture
 def stream(office):  # noqa: ARG001  # closes the streams before the portal stops
-    opened = []
-
-    def open_for(browser):
-        opened.append(Stream(browser))
-        return opened[-1]
-
-    yield open_for
-    for each in opened:
-        each.close()
+    with closing_each(Stream) as open_for:
+        yield open_for
 
 
 def test_stream_reports_records_verdicts_and_agents(office, stream):

@@ -2,22 +2,13 @@
 
 import pytest
 from fleet_records import fleet_record
-from page_kit import Office
+from page_kit import ABLE
 
 from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 
 A = key_of_event_id("A")
-ABLE = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
 TOLD = "Approved by ann, and posted to Azure at 11:00:30 UTC. It can start at any moment. A hold might be too late."
-
-
-@pytest.fixture
-def office(tmp_path):
-    with Office(tmp_path) as office:
-        office.portal.send(fleet_record(0), fleet_record(1))
-        office.poll(0, **ABLE)
-        yield office
 
 
 def test_accepted_approval_is_shown_first_and_a_hold_might_be_too_late(office):

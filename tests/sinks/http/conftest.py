@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from closing import closing_each
 from endpoint_outcome import PATIENCE_SECONDS
 from slow_peer import SlowPeer
 
@@ -23,26 +24,15 @@ def url(peer: HttpPeer) -> str:
 @pytest.fixture
 def start_peer() -> Iterator[Any]:
     """Return a function that starts a peer with the given behavior."""
-    peers: list[SlowPeer] = []
-
-    def start(behaviour: Any) -> SlowPeer:
-        peers.append(SlowPeer(behaviour))
-        return peers[-1]
-
-    yield start
-    for each in peers:
-        each.close()
+    with closing_each(SlowPeer) as start:
+        yield start
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Any]:
-    made: list[Endpoint] = []
-
-    def make(url: str, **keys: Any) -> Endpoint:
+    def endpoint_of(url: str, **keys: Any) -> Endpoint:
         secrets = keys.pop("secrets", ())
-        made.append(Endpoint(url, HttpConfig(**{"timeout_seconds": PATIENCE_SECONDS, **keys}), secrets=lambda: secrets))
-        return made[-1]
+        return Endpoint(url, HttpConfig(**{"timeout_seconds": PATIENCE_SECONDS, **keys}), secrets=lambda: secrets)
 
-    yield make
-    for each in made:
-        each.close()
+    with closing_each(endpoint_of) as make:
+        yield make

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 from endpoint_outcome import outcome
-from slow_peer import answer
+from slow_peer import answer, responding
 
 from bridge.sink import DeliveryFailed
 from bridge.testing.http_peer import HttpPeer
@@ -149,7 +149,7 @@ def test_configured_proxy_is_used_and_the_environment_is_ignored(peer, url, endp
 
 def test_proxy_authentication_failure_needs_attention(start_peer, endpoint):
     refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
-    proxy = start_peer(lambda peer, connection, _: (peer.read_request(connection), connection.sendall(refusal)))
+    proxy = start_peer(responding(refusal))
     for scheme in ("http", "https"):
         through = endpoint(f"{scheme}://example.invalid/hook", proxy=f"http://127.0.0.1:{proxy.port}")
         assert outcome(through) == ("failed", {"needs_attention"}), scheme

@@ -11,7 +11,7 @@ import pytest
 import trustme
 from endpoint_outcome import DEADLINE, PATIENCE_SECONDS, outcome
 from private_ca import PrivateCa
-from slow_peer import silent
+from slow_peer import responding, silent
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Secret
 from bridge.testing.http_peer import HttpPeer
@@ -59,15 +59,10 @@ def everything_said(error):
     return "".join([*traceback.format_exception(error), repr(error), str(error)])
 
 
-def broken_header(peer, connection, _):
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 500 no\r\nbroken header\r\n\r\n")
-
-
 BEHAVIOURS = {
     "reset": lambda peer, connection, _: peer.read_request(connection),
     "silent": silent,
-    "headers": broken_header,
+    "headers": responding(b"HTTP/1.1 500 no\r\nbroken header\r\n\r\n"),
 }
 
 

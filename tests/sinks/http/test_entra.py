@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from closing import closing_each
 from managed_identity import managed_identity
 
 from bridge.config.loader import read
@@ -63,17 +64,13 @@ def receiver():
 
 @pytest.fixture
 def make_sink(receiver):
-    made = []
-
-    def make(kind="webhook", **keys):
+    def sink_of(kind="webhook", **keys):
         table = {**TABLES[kind](receiver.url), "entra_scope": SCOPE, "timeout_seconds": 30.0, **keys}
         [settings] = read({"sinks": [table]}).sinks
-        made.append(settings.build())
-        return made[-1]
+        return settings.build()
 
-    yield make
-    for sink in made:
-        sink.close()
+    with closing_each(sink_of) as make:
+        yield make
 
 
 @pytest.mark.usefixtures("imds")

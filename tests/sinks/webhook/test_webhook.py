@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
+from closing import closing_each
 
 from bridge.sink import DeliveryFailed, encode
 from bridge.testing.records import VM, sample_record
@@ -21,17 +22,13 @@ NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
 
 @pytest.fixture
 def sink(peer):
-    made = []
-
-    def make(path="/hook", **keys):
+    def sink_of(path="/hook", **keys):
         if not {"url", "url_file", "url_env"} & set(keys):
             keys["url"] = f"http://{peer.address.authority}{path}"
-        made.append(WebhookSink(WebhookConfig(**keys), now=lambda: NOW))
-        return made[-1]
+        return WebhookSink(WebhookConfig(**keys), now=lambda: NOW)
 
-    yield make
-    for each in made:
-        each.close()
+    with closing_each(sink_of) as make:
+        yield make
 
 
 # The CloudEvent.

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 import requests
+from closing import closing_each
 
 from bridge.errors import CredentialFailed, ImdsUnreachable
 from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, AttestedToken, DocumentRefusal
@@ -56,9 +57,8 @@ def clock():
 @pytest.fixture
 def token(clock):
     """Return a factory of tokens with a manual clock, which lists the waits in `waits`."""
-    made = []
 
-    def make(portal, document=lambda nonce: f"document of {nonce}", **options):
+    def token_of(portal, document=lambda nonce: f"document of {nonce}", **options):
         waits = []
 
         def pause(_, seconds):
@@ -67,12 +67,10 @@ def token(clock):
 
         found = AttestedToken(portal, document, portal="https://p", **{"clock": clock.clock, "pause": pause, **options})
         found.waits = waits
-        made.append(found)
         return found
 
-    yield make
-    for each in made:
-        each.close()
+    with closing_each(token_of) as make:
+        yield make
 
 
 def current(token):
