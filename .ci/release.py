@@ -9,9 +9,9 @@ These are all steps of release.yml that need no credentials.
 - `verify --out dist` checks that the release is complete, and that it can be installed and run.
 - `publish --out dist --tag v1.2.3` creates the GitHub release with `gh`, which needs GH_TOKEN.
 
-Without --tag, `check` is a rehearsal, in which CHANGELOG.md may still have an "Unreleased" section and the tree may
-have uncommitted changes. `build` needs the tools in .ci/release-tools.txt. The program validates the tag before using
-it, and never passes it to a shell.
+`build` needs the tools in .ci/release-tools.txt. Without --tag, `check` is a rehearsal: CHANGELOG.md may still have an
+"Unreleased" section, and the tree may have uncommitted changes. A tag is validated before any other use, and is never
+passed to a shell.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ HIDDEN = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 
 
 class Refused(Exception):
-    """The reasons why a release is not possible, each in one sentence."""
+    """A release is not possible. The message has one sentence for each reason."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
@@ -103,7 +103,7 @@ def version_here() -> str:
 
 
 def check(tag: str | None, on: str | None) -> None:
-    """Reject an invalid release. Write a valid one's version and image name to the output."""
+    """Check the release, and write its version and image name to the workflow's output."""
     version = version_here()
     faults = [*faults_of_changelog(version, tag), *faults_of_places(version)]
     if tag is not None:
@@ -148,7 +148,7 @@ def faults_of_changelog(version: str, tag: str | None) -> Iterator[str]:
 
 
 def faults_of_places(version: str) -> Iterator[str]:
-    """Yield the files that contain another version."""
+    """Yield an error for each file that contains a different version."""
     for pattern, before in PLACES:
         for path in sorted(ROOT.glob(pattern)):
             said = re.findall(rf"(?m){before}[\"']?([^\"'\s]*)", path.read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ def faults_of_places(version: str) -> Iterator[str]:
 
 
 def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
-    """Yield the reasons why this tree is not the commit that *tag* marks on the branch *on*."""
+    """Yield the reasons why this tree cannot be released as *tag* from the branch *on*."""
     changed = git("status", "--porcelain")
     if changed is None:
         yield f"{ROOT} is not a git checkout."
@@ -203,7 +203,7 @@ def build(out: Path) -> None:
 
 
 def pack_chart(chart: str, archive: Path, epoch: int) -> None:
-    """Pack *chart* like `helm package`, but always with the same bytes for the same files."""
+    """Pack *chart* like `helm package`. The same files always produce the same bytes."""
     folder = ROOT / "deploy/helm" / chart
     with (
         archive.open("wb") as file,
@@ -218,7 +218,7 @@ def pack_chart(chart: str, archive: Path, epoch: int) -> None:
 
 
 def number(sbom: Path, version: str) -> None:
-    """Set the serial number of the SBOM, derived from only the version and the lock file."""
+    """Set the serial number of the SBOM. It depends only on the version and the lock file."""
     document = json.loads(sbom.read_text(encoding="utf-8"))
     document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, f"pkg:pypi/{NAME}@{version}#{sha256(LOCK)}").urn
     sbom.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -257,7 +257,7 @@ def unwrapped(text: str) -> str:
 
 
 def verify(out: Path, *, install: bool) -> None:
-    """Reject an incomplete release. If *install* is true, also install and run its files."""
+    """Check that the release is complete. If *install* is true, also install and run it."""
     version = version_here()
     faults = [*faults_of_files(out, version)] or [*faults_of_contents(out, version)]
     if faults:
@@ -297,7 +297,7 @@ def wheel_name(version: str) -> str:
 
 
 def faults_of_files(out: Path, version: str) -> Iterator[str]:
-    """Yield files that are missing, that SHA256SUMS does not list, or that have changed."""
+    """Yield an error for each file that is missing, has changed, or is not in SHA256SUMS."""
     missing = sorted(name for name in {*wanted(version), SUMS, NOTES} if not (out / name).is_file())
     if missing:
         yield from (f"{out} does not contain {name}." for name in missing)
@@ -315,7 +315,7 @@ def faults_of_files(out: Path, version: str) -> Iterator[str]:
 
 
 def faults_of_contents(out: Path, version: str) -> Iterator[str]:
-    """Yield files with wrong metadata, and archives that contain another wheel."""
+    """Yield an error for each file with wrong metadata, and each archive with another wheel."""
     wheel = out / wheel_name(version)
     with zipfile.ZipFile(wheel) as held:
         metadata = held.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
@@ -352,7 +352,7 @@ def digest_inside(archive: Path, name: str) -> str | None:
 
 
 def install_wheel(out: Path, version: str, directory: Path) -> None:
-    """Install the wheel with the locked versions of its dependencies, and run it."""
+    """Install the wheel with its locked dependencies, and run it."""
     wheel = out.resolve() / wheel_name(version)
     lines = directory / "requirements.txt"
     own = f"{NAME} @ {wheel.as_uri()} --hash=sha256:{sha256(wheel)}\n"
@@ -378,7 +378,7 @@ def install_archive(out: Path, version: str, directory: Path) -> None:
 
 
 def tried(python: Path, version: str) -> None:
-    """Reject an installation that does not print its version."""
+    """Raise Refused unless the installed program prints *version*."""
     said = run(python, "-I", "-m", "bridge", "--version")
     if version not in said.split():
         raise Refused(f"The installed program reports the version '{said}', but the version is {version}.")

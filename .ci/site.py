@@ -3,9 +3,9 @@
 
     .ci/site.py SITE [--repository URL]
 
-A link within the site must lead to an existing page and anchor. A link to the repository at URL, or to a file outside
-docs/, must lead to an existing file in this tree. Links to other sites are checked only for valid syntax, because the
-program does not use the network.
+Links within the site must point to an existing page and anchor. Links to the repository at URL, or to files outside
+docs/, must point to an existing file in this tree. The program does not use the network, so for links to other sites it
+checks only the syntax of the URL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Add the links and anchors of a tag. Skip preconnect hints, which are not links."""
+        """Collect the links and anchors of a tag, except preconnect hints, which are not links."""
         values = dict(attrs)
         self.anchors |= {values[name] or "" for name in ("id", "name") if values.get(name)}
         if tag != "link" or values.get("rel") != "preconnect":

@@ -1,6 +1,6 @@
 """Computes how long the agent waits before it retries a failed send or poll.
 
-The delay after a failed send is random, so that the VMs of a fleet do not all retry at once. The algorithm is "full
+The delay after a failed send is random, so that the VMs in a fleet do not all retry at once. The algorithm is "full
 jitter" with a minimum delay (AWS Architecture Blog, "Exponential Backoff And Jitter").
 """
 
@@ -61,8 +61,8 @@ def delivery_gap(
 ) -> float:
     """Return the delay before the next attempt for a record that failed *attempts* times.
 
-    The delay is random, with an upper limit that starts at 1 s and doubles with each attempt, up to `delivery_cap`. It
-    is at least *retry_after*, which is capped at one hour. If *urgent* is true, the delay never exceeds 2 s, even if
+    The delay is random. Its upper limit starts at 1 s and doubles with each attempt, up to `delivery_cap`.
+    *retry_after* sets a minimum of up to one hour. If *urgent* is true, the delay never exceeds 2 s, even if
     *retry_after* is longer.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)

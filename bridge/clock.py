@@ -29,13 +29,13 @@ def utc_now() -> datetime:
 
 
 class Instant(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment in time, read from both the wall clock and the monotonic clock (in seconds)."""
+    """A point in time on both the wall clock and the monotonic clock (in seconds)."""
 
     wall: datetime
     monotonic: float
 
     def seconds_since(self, earlier: Instant) -> float:
-        """Return the longer of the elapsed times of both clocks. A suspension can stop one clock."""
+        """Return the longer of the two elapsed times, because a suspension can stop one clock."""
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
 

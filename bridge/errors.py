@@ -143,7 +143,7 @@ class DeliveryFailed(DeliveryError):
 
 
 class SecretUnavailable(DeliveryFailed):
-    """The configured file or variable contains no secret. A person must add it."""
+    """The configured file or variable does not contain the secret, or cannot be read."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, needs_attention=True)
@@ -158,8 +158,8 @@ class DeliveryRejected(DeliveryError):
 
     *reason* is the label of the retry metric.
 
-    If *may_be_endpoint* is true, the cause might be a wrong URL and not the records. For example, a TLS port responds
-    to plain HTTP with status 400. In the following cases, the agent sends the records again instead of parking them:
+    If *may_be_endpoint* is true, the URL might be wrong rather than the records. For example, a TLS port responds to
+    plain HTTP with status 400. In the following cases, the agent resends the records instead of parking them:
 
     - The endpoint has accepted no record since the configuration changed.
     - The endpoint rejects records of different events in a row.
@@ -180,7 +180,7 @@ class DeliveryRejected(DeliveryError):
 
 
 class KeyUnusable(BridgeError):
-    """A key file cannot be read or has no Ed25519 key. The message states how to fix it."""
+    """A key file cannot be read or has no Ed25519 key. The message says what to do."""
 
 
 class KeyMissing(KeyUnusable):
@@ -194,7 +194,7 @@ class SigningFailed(BridgeError):
 class ServiceFailed(BridgeError):
     """A service that an approval or a sink needs has failed.
 
-    *needs_attention* means that a person must act. *retry_after_seconds* is the delay that the service requested, or
+    *needs_attention* means that a person must act. *retry_after_seconds* is the delay that the service requests, or
     None.
     """
 

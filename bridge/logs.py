@@ -51,7 +51,7 @@ _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Until the next call, write all log lines to *stream* (standard error by default).
+    """Write all log lines to *stream* (standard error by default) until the next call.
 
     *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
     if the systemd journal reads *stream*, and ``json`` otherwise.
@@ -134,7 +134,7 @@ class QueuedHandler(logging.Handler):
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer thread. This takes at most 0.1 s."""
+        """Write the queued lines and stop the writer thread, within at most 0.1 s."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -244,7 +244,7 @@ class ThrottledLog:
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=fields)
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
-        """If *key* has failed, log *message*, the number of failures, and their duration."""
+        """If *key* was failing, log *message* with the number of failures and their duration."""
         with self._lock:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
@@ -291,7 +291,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats log records for the systemd journal, with a priority (sd-daemon) but no time."""
+    """Formats a log record for the systemd journal, which adds the time by itself."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the priority, the message, and the fields."""

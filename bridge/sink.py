@@ -125,7 +125,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the HTTP session at its first use, because `requests` takes time and memory."""
+    """Import the HTTP session on first use, because loading `requests` takes time and memory."""
     if name in {"DeadlineSession", "ResponseUnread"}:
         from bridge.http import session  # noqa: PLC0415
 
@@ -199,8 +199,8 @@ class Sink(ABC):
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event.
 
-        If this method returns True, a new record replaces all pending records of the same event, which then count as
-        expired. This suits a destination that needs only the latest record of an event, such as an alerting system.
+        Return True for a destination such as an alerting system, which needs only the latest record of an event. Each
+        new record then replaces all pending records of its event, and these count as expired.
 
         The destination must ignore a record that ends an unknown event, because earlier records might be missing.
         """
@@ -212,7 +212,7 @@ class Sink(ABC):
         """Return the seconds between refreshes of active events, or None for no refreshes.
 
         Use refreshes for a destination that can lose its data when it restarts. At each refresh, the agent resends the
-        latest record of every active event, unless a record of the event is already pending. The `id` stays the same.
+        latest record of every active event with its original `id`, unless the event has a pending record.
         """
         del config
         return None

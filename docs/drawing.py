@@ -1,7 +1,7 @@
 """A small SVG canvas for the pictures and plots of the documentation.
 
-Each picture has a light and a dark version, and ``<picture>`` selects one of them. A drawing uses names such as "text"
-and "line", and each palette assigns colors to these names.
+Each picture has a light and a dark version, and ``<picture>`` selects the one to show. A drawing refers to its colors
+by names such as "text" and "line", and each version has a palette that defines them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Checks the language of the documentation, help texts, messages, and docstrings.
 
-Run it with `python docs/language.py`. The program prints each problem with its file and line number, and exits with 1
-if it finds any of the following:
+Run `python docs/language.py`. The program prints each problem with its file and line number. It exits with 1 if it
+finds any of the following problems:
 
 - a phrase that readers had to read twice, unless EXCEPTIONS lists the line with a reason
-- sentences of the pages that are too long: the median, and the longest 5 %
+- a page whose sentences are too long at the median or at the 95th percentile
 - a docstring with a first line of over 88 characters
 - a picture without alternative text
 - a page of over 250 lines, except references
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 ROOT = Path(__file__).parents[1]
-#: Regular expressions of phrases that a native reader stops at. Each has a plain replacement, such as "exists".
+#: Regular expressions of phrases that make a native reader stop. Each has a plain replacement, such as "exists".
 PHRASES = (
     "nobody",
     "whoever",
@@ -44,7 +44,7 @@ MOST_MEDIAN_WORDS = 17
 MOST_WORDS = 30  # of 95 in 100 sentences
 MOST_CHARACTERS = 88  # of the first line of a docstring
 MOST_LINES = 250
-#: Pages that a reader searches and does not read from the start to the end.
+#: Pages that people search instead of reading them from start to end.
 REFERENCES = (
     "docs/reference/",
     "bridge/approval/PROTOCOL.md",
@@ -88,7 +88,7 @@ def forbidden(text: str, *, first_line: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield each string and comment in *source*: line, text, and whether it is a docstring."""
+    """Yield the line and text of each string in *source*, and whether it is a docstring."""
     tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
@@ -122,7 +122,7 @@ def sentences(page: str) -> list[str]:
 
 
 def long_sentences(found: list[str]) -> Iterator[str]:
-    """Yield a finding if the median or the longest 5 % of the sentences are too long."""
+    """Yield a finding if the sentences are too long at the median or the 95th percentile."""
     counts = [len(sentence.split()) for sentence in found]
     if median(counts) > MOST_MEDIAN_WORDS:
         yield f"the median sentence has {median(counts):g} words, more than {MOST_MEDIAN_WORDS}"

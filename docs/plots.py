@@ -1,11 +1,11 @@
 """Draws the results of the benches as bar charts.
 
-Each file in docs/figures contains the measurements for one chart, with the date and the machine. To update the charts:
+Each file in docs/figures contains the measurements for one chart, with their date and machine. To update the charts:
 
 1. Run the benches with ``BENCH_JSON=docs/figures pytest -m bench``.
 2. Run `docs/generate.py`.
 
-The benches do not measure other programs. Their figures come from a manual run next to the agent for 90 minutes.
+The benches do not measure other programs. Their figures come from a manual run of 90 minutes alongside the agent.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def shown(browser: Any, name: str) -> tuple[bytes, str]:
 
 
 def main() -> int:
-    """Write each picture whose page has changed. With --all, write all of them."""
+    """Write each picture whose page has changed. With --all, write every picture."""
     with chromium() as browser:
         for name in SHOTS:
             file = IMAGES / f"{name}.txt"

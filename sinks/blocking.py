@@ -1,7 +1,7 @@
 """Provides a base class for sinks whose calls can block indefinitely.
 
-For example, a write to a disk can block. The calls run one at a time in a separate thread, so `send` can return at its
-deadline even if a call blocks. Retries do not start more threads, and the sink recovers when the blocked call returns.
+For example, a disk write can block. Calls run one at a time in a separate thread, so `send` can return at its deadline.
+A retry does not start another thread, but waits for the blocked call to return.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, Sink, run_daemon
 
 
 class BlockingSink(Sink):
-    """A sink that sends in its own thread. Error messages contain *target*, such as a path."""
+    """A sink that sends in a separate thread. Error messages name *target*, such as a file."""
 
     def __init__(self, config: Any, *, target: str) -> None:
         super().__init__(config)
@@ -26,8 +26,8 @@ class BlockingSink(Sink):
     def run(self, work: Callable[[], None]) -> None:
         """Call *work* in a separate thread. Raise DeliveryFailed after `timeout_seconds`.
 
-        If an earlier call is still blocked, *work* starts after it returns, and the time spent waiting counts toward
-        the timeout. An exception that *work* raises is passed to the caller.
+        If an earlier call is still blocked, *work* waits for it to return, and this wait counts toward the timeout. If
+        *work* raises an exception, this method raises it again.
         """
         deadline = time.monotonic() + self.config.timeout_seconds
         if self._last is not None:

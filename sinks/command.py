@@ -10,8 +10,8 @@ code determines what happens to the record:
 - No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
 The agent does not rerun a failed program until someone runs `outbox retry`, because a drain might be only half
-complete. However, it does rerun the program with the same `SCHEDULED_EVENT_ID` if the agent was killed while the
-program was running, or if the program was ended by SIGTERM, SIGINT, or SIGHUP.
+complete. However, it does rerun the program, with the same `SCHEDULED_EVENT_ID`, if the agent was killed while the
+program was running, or if SIGTERM, SIGINT, or SIGHUP ended the program.
 
 The sink runs one program at a time, so other records must wait. To avoid delaying urgent events, configure a separate
 `[[sinks]]` table for them.
@@ -19,9 +19,9 @@ The sink runs one program at a time, so other records must wait. To avoid delayi
 The program's standard output is discarded. `outbox list` shows the end of its standard error as the reason for a
 failure, so the program must not write secrets to standard error.
 
-The program inherits the agent's environment variables, except those with secrets: the variables that `*_env` keys name,
-and credentials such as AZURE_CLIENT_SECRET (`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). To remove more
-variables, use `unset_environment`. To pass a variable even though it contains a secret, use `pass_environment`.
+The program inherits the agent's environment variables, except those that contain secrets: the variables that `*_env`
+keys name, and credentials such as AZURE_CLIENT_SECRET (`bridge.config.secret_keys.CREDENTIAL_VARIABLES`). To remove
+more variables, use `unset_environment`. To pass a variable even though it contains a secret, use `pass_environment`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ An ops portal issues a token in three steps (PROTOCOL.md, section 2). First, the
 Azure's metadata service signs a document that contains the challenge. Finally, the portal returns a token in exchange
 for this document.
 
-Error messages never contain tokens, and the only server text in them is the refusal reasons that this module defines. A
-repeated failure therefore has the same message, and the agent logs it only once.
+Error messages never contain tokens. From a portal's response, they contain only the status and a refusal reason that
+this module defines. A repeated failure therefore has the same message each time, and the agent logs it only once.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class AccessToken(NamedTuple):
 class RenewedToken:
     """A token that a background thread renews.
 
-    *fetch* requests a token. It can hang or raise any exception. Error messages name *source* as the issuer of the
-    token. If *fetch* fails, they also contain *advice*.
+    *fetch* requests a token, and may hang or raise any exception. Error messages name *source*, the issuer of the
+    token. If *fetch* raises an exception, they also contain *advice*.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RenewedToken:
         self._closed: Future[Any] = Future()
 
     def current(self, *, wait_seconds: float) -> AccessToken:
-        """Return a valid token. Raises CredentialFailed if it gets none within *wait_seconds*."""
+        """Return a valid token. Raise CredentialFailed if there is none within *wait_seconds*."""
         token, now = self._token, self._clock.timestamp()
         if token is None or now >= token.expires_on:
             return self._awaited(wait_seconds)
@@ -163,10 +163,10 @@ def token_of(scope: str, *, key: str) -> RenewedToken:
 
 
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
-    """Return a new token from the VM's managed identity, or Kubernetes workload identity.
+    """Return a new token from the VM's managed identity or Kubernetes workload identity.
 
     *client_id* selects a user-assigned identity. If *is_default* is True, azure-identity uses the first credential that
-    it finds. The function does not cache tokens, because it could then return a token again that was rejected.
+    it finds. Tokens are not cached, because a cache could return a rejected token again.
     """
     import requests  # noqa: PLC0415  # these imports take 11 to 20 MB and a second
     from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # likewise
@@ -253,11 +253,11 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 class AttestedToken(RenewedToken):
-    """Provides a token that *portal* issues in return for an attested document of this VM.
+    """A token that *portal* issues after it has verified an attested document of this VM.
 
-    *document* is a function that returns an attested document with a given nonce. If Azure's metadata service returns
-    an outdated document, the portal rejects it with status 409. The agent then keeps requesting new documents for the
-    same challenge until the challenge expires, but for five minutes at most.
+    *document* returns an attested document for a nonce. Azure's metadata service can return an outdated document, which
+    the portal rejects with status 409. The agent then requests another document for the same challenge, until the
+    challenge expires or five minutes have passed.
     """
 
     def __init__(

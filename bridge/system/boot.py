@@ -1,7 +1,7 @@
 """Returns the identity and the time of the current boot.
 
-On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. Its measured value
-varies slightly, so two boot times that differ by two minutes or less count as the same boot.
+On Linux, the kernel generates a UUID at each boot. On Windows, the agent uses the boot time instead. Because the
+measured time varies slightly, boot times that differ by at most two minutes count as the same boot.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def seconds_since_boot() -> float:
 
 
 def has_booted(before: str | None, now: str) -> bool:
-    """Return whether *now* is another boot than *before*. If either is unknown, return False."""
+    """Return whether *now* is a different boot from *before*, or False if one is unknown."""
     if not before or not now:
         return False
     if before.startswith(_TIME) and now.startswith(_TIME):

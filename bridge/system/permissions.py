@@ -1,8 +1,8 @@
 """Detects files that untrusted users can change.
 
-A file is safe if root or a trusted user owns the file and all directories above it. In addition, neither the group nor
-other users may have write access to them. sshd has the same rule for the keys of a user (StrictModes). Symbolic links
-are followed, and each directory on the way is checked. A directory to which everyone can write is safe in two cases:
+A file is safe if root or a trusted user owns it and all directories above it, and if neither their group nor other
+users can write to them. sshd applies the same rule to a user's keys (StrictModes). Symbolic links are followed, and
+each directory on the way is checked. A directory to which everyone can write is safe in two cases:
 
 - The directory has the sticky bit, as /tmp has. Only the owner of a file can then remove or rename the file.
 - The directory is a ConfigMap of Kubernetes. Only root on the node can reach it.
@@ -31,8 +31,8 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
     """Return why an untrusted user can change *path*, or None if no untrusted user can.
 
-    Only root and *users* are trusted. If *path* does not exist, the function checks those of its parent directories
-    that do. Tests can pass a different list of mounts in the file *mounts*.
+    The root user and *users* are trusted. If *path* does not exist, only its existing parent directories are checked.
+    Tests can replace the list of mounts with another file, *mounts*.
     """
     if sys.platform == "win32":
         return None

@@ -24,7 +24,7 @@ _MAX_BYTES = 65_536
 
 
 class ChangingFile(Generic[_T]):
-    """Holds the parsed content of a file, and parses it again after each change."""
+    """The parsed content of a file. The file is parsed again whenever it changes."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class ChangingFile(Generic[_T]):
         self._found: tuple[tuple[int, int, int, int], _T] | None = None
 
     def value(self) -> _T:
-        """Return the result for the current file.
+        """Return the parsed content of the current file.
 
         Raise OSError if the file cannot be read, is not a regular file, or is larger than 64 KiB. Exceptions that
         *parse* raises are not caught. After an error, the next call reads the file again.

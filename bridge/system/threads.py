@@ -1,7 +1,7 @@
 """Starts threads, detects loops that hang, and limits waits.
 
-Each loop sets a deadline before it waits or makes a call, and counts as late if it has not returned 30 s after that
-deadline. Delays of up to 30 s are normal on a busy machine, or after Azure unfreezes the VM.
+Each loop sets a deadline before it waits or makes a call, and counts as late if it is still waiting 30 s after the
+deadline. A delay of up to 30 s is normal on a busy machine or after Azure unfreezes the VM.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _COUNTED_OF_A_STALL = 0.1
 def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
     """Run *work* on a new daemon thread *name*, and return a Future.
 
-    Use this function for calls that can hang, such as name lookups and SDK calls. If the call never returns, the daemon
-    thread does not keep the process from exiting.
+    Use this function for calls that can hang, such as name lookups and SDK calls, because a hanging daemon thread does
+    not prevent the process from exiting.
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()  # a cancel would not stop the thread
@@ -48,7 +48,7 @@ def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _
 
 
 class LoopWatch:
-    """The deadline of one loop. Only the loop sets the deadline."""
+    """The deadline of one loop, which only the loop itself sets."""
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         self._clock = clock
@@ -59,11 +59,11 @@ class LoopWatch:
         self._due = self._clock.monotonic() + within_seconds + SLACK_SECONDS
 
     def expect_call_within(self, deadline_seconds: float) -> None:
-        """Set the deadline of a call that may take up to 10 % longer than *deadline_seconds*."""
+        """Set the deadline for a call that may take up to 10 % longer than *deadline_seconds*."""
         self.expect_within(deadline_seconds * _DEADLINE_FACTOR)
 
     def idle(self) -> None:
-        """Clear the deadline, because the loop does not run."""
+        """Clear the deadline, because the loop is not running."""
         self._due = math.inf
 
     @property
@@ -75,8 +75,9 @@ class LoopWatch:
 class RunningTime:
     """A time limit that pauses while the VM is frozen. Use it in one thread only.
 
-    While the VM is frozen, the monotonic clock might continue or jump. Callers therefore wait in short steps, whose
-    length comes from `next_wait`. If a step takes much longer than planned, most of it does not count.
+    While the VM is frozen, the monotonic clock can keep running or jump. Callers therefore wait in short steps, and
+    `next_wait` returns the length of each step. If a step takes much longer than planned, only a tenth of its planned
+    length counts.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -149,7 +149,7 @@ class SinkContract:
             expect_accepted(self._sent_at_last(host))
 
     def test_sink_keeps_its_own_deadline(self) -> None:
-        """Call the sink without the agent, so that only the sink's own deadline can end the send."""
+        """Call the sink directly, so that only its own deadline can end the send."""
         self._warm_up()
         with self._silent() as address, ExitStack() as sinks:
             settings = self._settings(address, timeout_seconds=self.deadline_seconds)
@@ -264,7 +264,7 @@ class SinkContract:
                     fail(f"The second close raised {again.error!r} or took longer than {_CLOSE_SECONDS} s.")
 
     def test_constructor_is_quick_and_connects_nowhere(self) -> None:
-        """After the agent cancels a send, it creates a new instance of the sink."""
+        """The agent creates a new instance of the sink after each send that it cancels."""
         with silent_listener() as (address, listener), ExitStack() as sinks:
             settings = self._settings(address)
 

@@ -1,4 +1,4 @@
-"""An HTTP server that records every request and returns the responses that a test sets.
+"""Runs an HTTP server for tests, which records requests and sends prepared responses.
 
 When the server rejects a request, its response echoes the request, including the path and the credentials. A test can
 then check that the sink masks its secrets if it copies the response into an error message.
@@ -31,9 +31,9 @@ Reply = Callable[[Request], "Answer | None"]
 class HttpPeer(Peer):
     """An HTTP server on a free port of 127.0.0.1, or on *port*.
 
-    *ids_in* returns the IDs of the records in a request. *accepted* is the response to a request that the peer accepts.
-    *partial* is a function that, given some IDs, returns a response that rejects only these records. If *tls* is set,
-    the server uses HTTPS.
+    *ids_in* returns the IDs of the records in a request. *accepted* is the response to a request that the server
+    accepts, and *partial* creates a response that rejects only the records with the given IDs. If *tls* is set, the
+    server uses HTTPS.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class HttpPeer(Peer):
 def _echo(request: Request) -> bytes:
     """Return *request* as text, with its secrets first.
 
-    Sinks quote only the start of a response in their error messages, so the response begins with the secrets. A test
-    can then check that the sink masks them.
+    Sinks quote only the start of a response in their error messages. The secrets therefore come first, so that a test
+    can check that the sink masks them.
     """
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)

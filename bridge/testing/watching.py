@@ -49,7 +49,7 @@ class Census:
         return cls.taken()
 
     def settled(self) -> Census:
-        """Count again for up to 5 s, until no count is higher than in this census.
+        """Recount for up to 5 s, until no count is higher than in this census.
 
         Return the last counts.
         """
@@ -79,7 +79,7 @@ def _sockets() -> int:
 class Lag:
     """Measures how late a thread wakes from a 5 ms sleep.
 
-    Even on a busy machine, every call should end within this time after its deadline.
+    On a busy machine, any call can exceed its deadline by a similar delay.
     """
 
     def __init__(self) -> None:
@@ -91,9 +91,8 @@ class Lag:
     def seconds(self) -> float:
         """Return the delay that a busy machine might have added to one send.
 
-        The value comes from the longest measured delay.
-
-        The result is at most 0.5 s, so that the test still detects a sink that blocks all threads.
+        The value is based on the longest measured delay. It is limited to 0.5 s, so that a test still detects a sink
+        that blocks all threads.
         """
         return min(self._worst_seconds * _THREADS_IN_TURN, _MOST_LAG_SECONDS)
 
@@ -120,13 +119,13 @@ def in_time(
     seconds_of: Callable[[_Result], float] | None = None,
     was_cut: Callable[[_Result], bool] = lambda _result: False,
 ) -> _Result:
-    """Repeat *call* until the deadline is met, and return the result.
+    """Repeat *call* until it meets the deadline, and return its result.
 
     Raise AssertionError after four late calls.
 
     A call is late if *was_cut* reports that the host canceled it, or if it takes longer than 1.1 times
     *deadline_seconds* plus the delay that `Lag` measures. Late calls are repeated, because a busy machine delays only
-    some of them. *seconds_of* extracts the duration of a call from its result.
+    some calls. If *seconds_of* is given, it reads the duration of a call from the result.
     """
     taken: list[str] = []
     for _ in range(_TRIES):

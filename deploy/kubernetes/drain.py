@@ -284,9 +284,9 @@ def names(pods: list[Json]) -> str:
 
 
 def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgent: bool) -> None:
-    """Evict all pods, and wait until they have terminated unless *is_urgent* is true.
+    """Evict all pods. Unless *is_urgent* is true, wait until they have terminated.
 
-    Raises Later after *wait_seconds*, or at *not_before* (Unix seconds).
+    Raise Later after *wait_seconds*, or at *not_before* (Unix seconds).
     """
     if not_before is not None:
         wait_seconds = min(wait_seconds, not_before - time.time())
@@ -310,15 +310,15 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
 
 
 def event_type_of(event: dict[str, str]) -> str:
-    """Return the event type as a valid value of a taint and reason of an Event."""
+    """Return the event type in a form that is valid in a taint and in an Event's reason."""
     return re.sub("[^A-Za-z0-9]", "", event["EVENT_TYPE"])[:VALUE_CHARACTERS] or "Unknown"
 
 
 def kubernetes_event(node: str, event: dict[str, str]) -> Json:
     """Return the Kubernetes Event for the record, such as RebootScheduled.
 
-    Like the Events that the kubelet writes, this Event refers to the node by name and not by UID, so that every version
-    of `kubectl describe node` shows it.
+    As in the kubelet's Events, the node's name replaces its UID, because every version of `kubectl describe node` shows
+    such Events.
     """
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     has_ended = event["TRANSITION"] in ENDS  # the record then contains the last known NotBefore

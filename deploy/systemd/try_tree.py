@@ -8,7 +8,7 @@ install.sh runs this file with the installed agent's Python interpreter.
     PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Reasons that are also
                                         in FILE, which contains the output of `reasons`, do not count
 
-The service user might not be able to read this file, so the installer passes its content to Python on standard input.
+The service user might not have access to this file, so the installer passes its content to Python on standard input.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def reasons() -> list[str]:
 def ready(seconds: float, before: list[str]) -> list[str]:
     """Return the reasons why the agent is not ready after *seconds*.
 
-    Reasons in *before* are ignored, because a destination that failed before an upgrade must not block the upgrade.
+    The reasons in *before* do not count, because a destination that was already failing before an upgrade must not
+    prevent the upgrade.
     """
     excused = {without_details(reason) for reason in before}
     until = time.monotonic() + seconds
@@ -101,7 +102,7 @@ def ready(seconds: float, before: list[str]) -> list[str]:
 def ask() -> tuple[Any, Any]:
     """Return the readiness of the agent and the error of the request.
 
-    Both are None without an address.
+    Both are None if the configuration has no status address.
     """
     import msgspec  # noqa: PLC0415  # of the tested tree
 

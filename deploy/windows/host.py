@@ -1,4 +1,4 @@
-"""Runs the agent for a Windows service, which can stop it from another thread.
+"""Runs the agent for a Windows service, which can stop the agent from another thread.
 
 Windows does not send signals to services. Instead, the Windows service manager calls a function on a separate thread.
 This function calls `Host.stop`, which simulates SIGTERM on the main thread with `_thread.interrupt_main`. The agent
@@ -61,7 +61,7 @@ def redirect_output(path: Path) -> None:
 
     If the file is too large, first rename it to *path*.1.
 
-    The function replaces the file descriptors 1 and 2, so that the file also gets the interpreter's messages if it
+    The function replaces the file descriptors 1 and 2, so the file also contains the messages of an interpreter that
     crashes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

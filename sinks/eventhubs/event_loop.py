@@ -39,7 +39,7 @@ _LONGEST_GRACE_SECONDS = 1.0
 
 
 class Overdue(Exception):
-    """The call exceeded its deadline. Its connections were reset, so they send nothing more."""
+    """The call exceeded its deadline. Its connections were reset, so they send no more data."""
 
 
 class Ended(Exception):
@@ -148,7 +148,7 @@ class LoopThread:
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop with resettable connections and host name lookups in daemon threads.
 
-    The loop does not use asyncio's default resolver, whose threads can keep the process from exiting.
+    The loop does not use asyncio's default resolver, because its threads can prevent the process from exiting.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

@@ -58,7 +58,7 @@ class HttpsSender:
         """Test the connection without sending a record.
 
         Status 401 and 403 count as success, because the test request requires the Manage permission, which the agent
-        does not need for sending records.
+        does not need to send records.
         """
         endpoint, headers, left = self._prepared("")
         status = endpoint.request("GET", None, headers, deadline_seconds=left).status_code

@@ -178,8 +178,8 @@ class Endpoint:
     def check(self, method: str = "OPTIONS", *, failing: frozenset[int] = _CHECK_FAILS) -> HttpResponse:
         """Send a request without a body and return the response.
 
-        The method raises DeliveryFailed if there is no response, or if its status is a redirect (3xx), a server error
-        (5xx except 501), or in *failing*. Any other status, such as 400 or 405, shows that the server exists.
+        Raise DeliveryFailed if no response arrives, or if the status is a redirect (3xx), a server error (5xx except
+        501), or in *failing*. Any other status, such as 400 or 405, shows that the server exists.
         """
         response = self.request(method, None, {})
         status = response.status_code

@@ -1,4 +1,4 @@
-"""Creates the connection and request target for a URL, with or without a proxy."""
+"""Creates the connection and the request target for one URL, with or without a proxy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Target:
 
 
 class Proxy:
-    """The proxy of a sink. Its URL can change while the agent is running."""
+    """The proxy of a sink, whose URL can change while the agent is running."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._url = config.proxy

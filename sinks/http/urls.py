@@ -61,7 +61,7 @@ def url_secrets(url: str) -> Iterator[str]:
 
 
 def _basic(user: str, password: str) -> Iterator[str]:
-    """Yield the encodings of a user name and password that HTTP headers use (RFC 7617)."""
+    """Yield a user name and password in each form that an HTTP header uses (RFC 7617)."""
     pair = f"{user}:{password}"
     yield pair
     for charset in ("latin-1", "utf-8"):  # `Target` writes the former

@@ -2,7 +2,7 @@
 
 An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not say
 which ones, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the request,
-and `max_batch` is 1 by default.
+which is why `max_batch` is 1 by default.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Converts the record that ends an event to the spans of the event.
 
-The span of an event starts when the agent observes the status Started, and ends with the event. Each measured pause is
-a child span. All IDs are hashes of the event, so a span that is sent again has the same ID, and the spans that
-different VMs send for one event belong to the same trace.
+The span of an event starts when the agent observes the status Started, and ends when the event ends. Each measured
+pause is a child span. The spans of all VMs for the same event belong to one trace. All IDs are hashes of the event, so
+a span that is sent again keeps its ID.
 
 An event has no span if the agent did not observe its start. Preempt and Terminate events have no span either, because
-Azure removes the VM before the event ends, and the agent with it.
+Azure removes the VM, and the agent with it, before the event ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sink `webhook`, which sends each record in an HTTP POST request.
 
-The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format has no
-representation for a record, the sink sends no request, and the record counts as delivered.
+The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format cannot
+represent a record, the sink sends no request, and the record counts as delivered.
 
 Every request has a `webhook-id` header with the record's `id`, which is the same on every retry. If a secret is
 configured, the request also has a Standard Webhooks signature (`sinks.http.signature`).
@@ -75,7 +75,7 @@ class WebhookSink(Sink):
         self._is_closed = False
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """If the setting `credential` is set, use a token that the portal issues."""
+        """Authenticate with tokens from the portal if the setting `credential` is set."""
         if self.config.credential is not None:
             self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 

@@ -1,6 +1,6 @@
 """The webhook format that creates the body from a Jinja2 template.
 
-The path of the URL can also be a template, but the host name cannot. Otherwise, a record could choose the server that
+The path of the URL can also be a template, but the host name cannot. Otherwise, a record could determine which server
 receives the configured headers.
 
 Templates run in Jinja2's sandbox, and unknown names are errors. To find errors before the first event, the agent
@@ -114,7 +114,7 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError if a template fails for a record, or always renders a blank body."""
+        """Raise ValueError if a template fails for one of *records*, or is blank for all."""
         messages = []
         for record in records:
             try:
@@ -152,7 +152,7 @@ def is_url_template(text: str) -> bool:
 
 
 def check_url_template(text: str) -> None:
-    """Raise ValueError if a template in *text* begins before the end of the host name."""
+    """Raise ValueError if the URL *text* contains a template before its path."""
     braces = _BRACES.search(text)
     if braces and not _HOST.match(text[: braces.start()]):
         raise ValueError(

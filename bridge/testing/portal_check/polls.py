@@ -29,7 +29,7 @@ _FAR_AHEAD = 1_000_000
 class PollChecks:
     """Sends requests with *asker*, and adds the results to *report*.
 
-    The portal must hold a long poll for *wait_seconds*, and must then respond within *late_seconds*.
+    The portal must hold a long poll for *wait_seconds*, and then respond within *late_seconds*.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PollChecks:
         """The limit for an immediate response, and for the response after a decision."""
 
     def first(self) -> PollAnswer | None:
-        """Request all decisions. Return None if the response is unusable for an agent."""
+        """Request all decisions, and return None if an agent could not use the response."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None:
@@ -59,7 +59,7 @@ class PollChecks:
         return answer
 
     def callers(self) -> None:
-        """Send requests without a token, with a wrong token, and with another VM's ID."""
+        """Send requests that have no token, a wrong token, or the ID of another VM."""
         if Requirement.ANSWERED in self._report:
             for requirement in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM):
                 self._report.untried(requirement, "The portal did not respond to the VM's request.")
@@ -116,9 +116,7 @@ class PollChecks:
     def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
         """Check that the portal holds a long poll until a decision after *index* exists.
 
-        Return the new index.
-
-        Passes the response to *take*, because an operator might decide during the long poll.
+        Return the new index. Call *take* with each response, because an operator might make a decision during the poll.
         """
         for _ in range(_TRIES):
             exchange = self._asker.poll(index, self._wait_seconds)
@@ -159,7 +157,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Check that the portal still returns the decisions *only*, a subset of *before*."""
+        """Check that no decision in *only* has disappeared since the response *before*."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return

@@ -1,7 +1,7 @@
 """Sends the records of an invented event to a portal (sections 1 and 9 of PROTOCOL.md).
 
-The event names only the VM that the check uses, and Azure does not know it. If an agent runs on this VM, it refuses
-every decision on the event with the reason `event_unknown`, so the check never starts maintenance.
+The event names only the checked VM, and does not exist in Azure. If an agent runs on this VM, it refuses each decision
+on the event with the reason `event_unknown`, so the check never starts maintenance.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Simulates the Azure Instance Metadata Service (IMDS) with events and faults.
 
-The simulator does not use the agent's document parser. Otherwise, a bug in the parser could hide a bug in the
-simulator. Import the public names from `bridge.testing`.
+Import the public names from `bridge.testing`. The simulator does not use the agent's document parser, because a bug in
+that parser could then hide a bug in the simulator.
 """

@@ -1,6 +1,6 @@
 """Provides ManualClock, a clock for tests that moves only when the test advances it.
 
-For example, a test can simulate the 15 minutes before an event without waiting.
+With this clock, a test can simulate the 15 minutes before an event without waiting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulates faulty responses: late, slow, invalid, incomplete, or missing.
 
-A simulated delay ends early if the server stops or the client closes its connection. If a fault replaces or suppresses
-the response, the simulator does not process the request, so an approval, for example, has no effect.
+A simulated delay ends early if the server stops or if the client closes its connection. If a fault replaces or
+suppresses the response, the simulator does not process the request, so an approval, for example, has no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AnswerMaker = Callable[[], Answer]
 
 
 def answer_with_fault(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
-    """Write a response with *fault*. *right_answer* creates the response without the fault."""
+    """Respond with *fault*. *right_answer* returns the correct response."""
     special = _SPECIAL.get(fault.kind)
     if special is not None:
         special(connection, fault, right_answer)

@@ -1,4 +1,4 @@
-"""Runs the simulator for the command `simulate`, and prints each change of an event."""
+"""Runs the simulator for the command `simulate`, and prints each event that changes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LOOK_SECONDS = 0.1
 def serve(*, stop: threading.Event, say: Callable[[str], None], **options: Any) -> None:
     """Run a `Simulator` with *options* until *stop* is set.
 
-    The function calls *say* with one line per endpoint, and then with one line per change. It raises ScenarioError,
-    WrongRequest, or SimulatorError.
+    Call *say* with one line for each endpoint at the start, and with one line for each change afterward. Raise
+    ScenarioError, WrongRequest, or SimulatorError on failure.
     """
     simulator = Simulator(**options)
     simulator.world.listen(lambda change: say(describe_change(change)))
