@@ -34,7 +34,7 @@ from bridge.testing.peers import (
     NOWHERE,
     Address,
     Peer,
-    nobody,
+    closed_port,
     resetting_listener,
     silent_listener,
     was_connected_to,
@@ -182,7 +182,7 @@ class SinkContract:
 
     @_needs_network
     def test_connection_refused_is_failed(self) -> None:
-        with nobody() as address, self._host(address) as host:
+        with closed_port() as address, self._host(address) as host:
             expect(DeliveryFailed, host.send(self._batch()))
 
     @_needs_network
@@ -292,8 +292,8 @@ class SinkContract:
                 fail(f"check sent {peer.received}. It must not write to the destination.")
 
     @_needs_network
-    def test_check_says_when_nobody_listens(self) -> None:
-        with nobody() as address, self._host(address) as host:
+    def test_check_reports_a_closed_port(self) -> None:
+        with closed_port() as address, self._host(address) as host:
             expect(DeliveryFailed, host.check())
 
     # Helpers.
@@ -366,7 +366,7 @@ class SinkContract:
                         yield error
         if self.no_network:
             return
-        with nobody() as refusing, resetting_listener(after_reading=True) as resetting:
+        with closed_port() as refusing, resetting_listener(after_reading=True) as resetting:
             for address in (refusing, resetting, Address(host=NOWHERE, port=9)):
                 with self._host(address, timeout_seconds=self.deadline_seconds) as host:
                     for error in (host.send(self._batch()), host.check()):

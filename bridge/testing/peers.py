@@ -92,7 +92,7 @@ class Peer(ABC):
 
 
 @contextmanager
-def nobody() -> Iterator[Address]:
+def closed_port() -> Iterator[Address]:
     """Yield an address that refuses connections. The port stays reserved during the test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ from imds_documents import document, event
 from bridge.agent.control_requests import Source, read_events, read_status
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.peers import nobody
+from bridge.testing.peers import closed_port
 from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
@@ -118,7 +118,7 @@ def test_polling_continues_while_a_hung_sink_is_replaced(agent, imds, one):
 
 
 def test_records_of_a_removed_sink_are_kept_until_the_sink_returns(agent, imds, one):
-    with nobody() as dead:
+    with closed_port() as dead:
         start(agent, imds, STDOUT + webhook("hook", dead), event("E-1"), event("E-2"))
         agent.wait_for(lambda: "Sending failed" in agent.log)
     agent.configure(imds.url, STDOUT)

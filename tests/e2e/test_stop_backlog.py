@@ -17,7 +17,7 @@ from imds_documents import document, event
 
 from bridge.agent.control_requests import Source, read_status
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.peers import nobody, silent_listener
+from bridge.testing.peers import closed_port, silent_listener
 from bridge.testing.simulator.imds_api import Answer
 
 GRACE_SECONDS = 1.0
@@ -55,7 +55,7 @@ def address_of(slow):
     with ExitStack() as stack:
         kinds = {
             "slow": lambda: slow.address,
-            "dead": lambda: stack.enter_context(nobody()),
+            "dead": lambda: stack.enter_context(closed_port()),
             "silent": lambda: stack.enter_context(silent_listener())[0],
         }
         yield lambda kind: kinds[kind]()

@@ -11,7 +11,7 @@ import pytest
 from closing import closing_each
 
 from bridge.testing import EventSpec, Simulator
-from bridge.testing.peers import nobody
+from bridge.testing.peers import closed_port
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals")
 
@@ -99,7 +99,7 @@ def test_warnings_and_problems_are_readable_on_light_and_dark_backgrounds(agent,
 
 @pytest.mark.parametrize(("columns", "no_color"), [(80, None), (80, ""), (120, "1")])
 def test_status_respects_no_color_and_the_terminal_width(agent, terminal, columns, no_color):
-    with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as azure, nobody() as dead:
+    with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as azure, closed_port() as dead:
         agent.configure(azure.endpoint, f'[[sinks]]\ntype = "webhook"\nurl = "http://{dead.authority}"\n')
         azure.world.add_event(EventSpec(event_type="Terminate", resources=("vm_0", "vm_1"), duration_seconds=5))
         agent.start()

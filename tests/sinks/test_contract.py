@@ -125,7 +125,7 @@ class TestPostContract(PostContract):
 
 CAUGHT = {
     "believes anything": "test_refused_for_good_is_rejected",
-    "checks nothing": "test_check_says_when_nobody_listens",
+    "checks nothing": "test_check_reports_a_closed_port",
     "closes once": "test_close_may_be_called_twice",
     "connects early": "test_constructor_is_quick_and_connects_nowhere",
     "ignores wishes": "test_retry_after_is_passed_on",

@@ -36,7 +36,7 @@ print("open", flush=True)
 sys.stdin.read()
 """
 ASK_AS_ANOTHER = """
-import multiprocessing.connection, os, sys  # before setuid, because nobody cannot read every Python
+import multiprocessing.connection, os, sys  # before setuid, because closed_port cannot read every Python
 from pathlib import Path
 from bridge.agent.control_socket import AccessDenied, ControlClient
 from bridge.agent.control_requests import why_unsaved

@@ -15,7 +15,7 @@ from bridge.approval.portal_client import PortalClient
 from bridge.config.approval import RemoteSettings
 from bridge.errors import PortalFailed
 from bridge.system.access_tokens import RenewedToken
-from bridge.testing.peers import nobody, silent_listener
+from bridge.testing.peers import closed_port, silent_listener
 
 
 def test_only_the_configured_private_ca_is_trusted(secure, desk, start, caplog):
@@ -75,7 +75,7 @@ def test_rotated_token_is_used_without_a_restart(portal, desk, start, tmp_path):
 
 
 def test_environment_proxy_is_used_except_to_loopback(portal, monkeypatch):
-    with nobody() as address:
+    with closed_port() as address:
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"):
             monkeypatch.setenv(name, f"http://{address.authority}")
         for name in ("NO_PROXY", "no_proxy"):

@@ -14,7 +14,7 @@ from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document
 from bridge.imds.client import ImdsClient
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.peers import nobody
+from bridge.testing.peers import closed_port
 from bridge.testing.simulator.imds_api import Answer
 
 EMPTY = b'{"DocumentIncarnation": 1, "Events": []}'
@@ -237,7 +237,7 @@ def test_response_without_an_attested_document_is_reported(service, connect, bod
 def test_attested_document_error_is_the_same_for_any_nonce(service, connect, answer):
     answer_in_turn(service, answer or ok(b""))
     said = []
-    with nobody() as address:
+    with closed_port() as address:
         client = connect(**({} if answer else {"endpoint": f"http://{address.authority}"}))
         for nonce in ("first", "second"):
             with pytest.raises((ImdsStatus, ImdsUnreachable)) as caught:

@@ -1,9 +1,9 @@
-"""The test vectors of approvals: fixed keys, every kind of token that must be refused, and a few that must not.
+"""Generates the test vectors for decisions: tokens that an agent must accept or refuse, and event digests.
 
-    python tests/unit/vectors/make.py     writes digests.json and decisions.json again
+    python tests/unit/vectors/make.py     writes digests.json and decisions.json
 
-The JSON is what an author of a portal in another language tests with; here it is held to what the code computes. The
-keys are made from sentences in this file. Whoever trusts one of them trusts everybody.
+Authors of portals in other languages can test with the JSON files. This project's tests compare the files with its own
+code. The private keys are derived from sentences in this file, so never trust one of these keys on a real VM.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def compact(value: object) -> bytes:
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """Return good claims with *changes*; one that is ... is left out."""
+    """Return valid claims with *changes*. A claim whose value is ``...`` is omitted."""
     good = {
         "iss": "portal",
         "aud": VM_ID,
@@ -113,7 +113,7 @@ def token(
     *,
     by: Signer = PORTAL,
 ) -> str:
-    """Return a token signed *by*, over a header and a payload that may be anything."""
+    """Return a token signed *by*, with any header and payload."""
     head = header(kid=by.kid) if head is None else head
     payload = claims(iss=by.approver) if payload is None else payload
     text = ".".join(b64(part if isinstance(part, bytes) else compact(part)) for part in (head, payload))
@@ -309,7 +309,7 @@ def _next_in_alphabet(character: str) -> str:
 
 
 def _respelled(segment: str) -> str:
-    """Return *segment* with a bit set that no byte uses, or one character more than base64 can have."""
+    """Return an invalid Base64 spelling of *segment*: an unused bit set, or one more character."""
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     if len(segment) % 4 == 0:
         return segment + "A"
