@@ -44,7 +44,7 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_decisions(connection: Connection, signed: Mapping[str, Claims], *, at: str) -> dict[str, int]:
-    """Store decisions from elsewhere. *signed* maps each signed token to its claims.
+    """Store decisions that were signed elsewhere. *signed* maps each token to its claims.
 
     The audit gets one entry per approver, event, and choice. The result maps the SHA-256 hash of each decision to its
     number.

@@ -168,7 +168,7 @@ def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecis
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:
-    """Yield the outcomes of rules, and those that the recipient of a decision reported."""
+    """Yield outcomes of rules, and those of decisions that the recipient itself reported."""
     audience = {each.jws_sha256: each.vm_key for each in signed}
     for record in outcomes:
         hashes = () if record.approval is None else record.approval.jws_sha256

@@ -106,7 +106,7 @@ def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
 
 
 def _apply(connection: Connection, event: _Event, change: Change) -> View:
-    """Count a changed view. Return it with `is_member` updated for the shown version."""
+    """Count a changed report. Return it with `is_member` updated for the shown version."""
     old, new, summary = change.old, change.new, event.summary
     is_member, had_members = new.is_named, summary.has_members
     if new.digest != summary.digest and new.owned_name is not None:
@@ -142,7 +142,7 @@ def _choose(connection: Connection, event: _Event) -> None:
 
 
 def _count_again(connection: Connection, event: _Event) -> None:
-    """Determine the members and groups of the event, and count its views from scratch."""
+    """Determine the members and groups of the event, and count its reports from scratch."""
     summary, names = event.summary, _shown_names(connection, event)
     stored = views_of_vms(connection, event_vms.c.event_key, [summary.key])
     views = [msgspec.structs.replace(each, is_member=each.owned_name in names) for each in stored]
@@ -189,7 +189,7 @@ def _vm_of_variant(connection: Connection, event: _Event) -> VmIdentity:
 
 
 def _store_versions(connection: Connection, event: _Event) -> None:
-    """Store the new versions, and delete the versions that no VM reports."""
+    """Store the new versions, and delete those that no VM reports anymore."""
     key, reported = event.summary.key, event.summary.variants
     rows = [
         {"event_key": key, "variant": name, "body": msgspec.json.encode(event.versions[name]).decode()}

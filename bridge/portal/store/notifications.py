@@ -63,7 +63,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Finding]:
     """Return the open events that need a notification of *kind*, sorted by NotBefore.
 
-    An undecided event needs a notification only if it starts between *now* and *until*.
+    An undecided event needs a notification only if its NotBefore is between *now* and *until*.
     """
     query, _ = _query(kind, now)
     if kind is Kind.UNDECIDED:

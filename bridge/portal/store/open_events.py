@@ -1,6 +1,6 @@
 """Lists and counts open events, in the order in which Azure starts them.
 
-Events that have not started come first, ordered by NotBefore. All others follow, newest first.
+Events with a future NotBefore come first, ordered by NotBefore. All others follow, newest first.
 
 If more than two open events are reported by the same single VM, they do not appear in the lists and counts. Instead,
 `collapsed` returns one line for that VM.
