@@ -291,7 +291,7 @@ class Saver:
         self._print = after
 
     def _keep_limits(self, *, has_written: bool) -> None:
-        """Delete old history, and free space if the files are close to their size limit.
+        """Delete old history. If the files are close to their size limit, also free space.
 
         Each save does only one short step of this work.
         """

@@ -259,8 +259,8 @@ _CLEANUP_SECONDS = 60.0
 class AgentExchange:
     """Stores the agents that poll this process, and loads the agents of other processes.
 
-    After reading changes from other processes, the exchange calls *notify*. If no agent of this process has changed,
-    the exchange writes only a heartbeat, or nothing at all if other processes cannot share the database.
+    The exchange calls *notify* after it has loaded changes from another process. It stores a heartbeat even if there
+    are no changes, unless the database does not allow a second process.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from bridge.events.otel_resource import own_version
 from bridge.portal.requests import error_answer
 from bridge.portal.sentences import STATE_WORDS, effect_of, how_many, start_text, these, vm_names
 from bridge.portal.verdicts import MOST_APPROVED, people_of
-from bridge.text import duration, escaped
+from bridge.text import escaped
 
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -115,10 +115,11 @@ def _clock_element(when: datetime | str, now: datetime) -> Markup:
 
 
 def _countdown_element(when: datetime | str, now: datetime) -> Markup:
-    """Return the time until *when*: "14:20", "3 h 5 min", or "now". The script updates it."""
+    """Return the time until *when*: "14m 20s", "3h 05m", or "now". The script updates it."""
     at = parse_time(when) if isinstance(when, str) else when
     seconds = max(0, int((at - now).total_seconds()))
-    text = duration(seconds) if seconds >= _HOUR_SECONDS else f"{seconds // 60:02d}:{seconds % 60:02d}"
+    minutes, rest = divmod(seconds, 60)
+    text = f"{minutes}m {rest:02d}s" if seconds < _HOUR_SECONDS else f"{minutes // 60}h {minutes % 60:02d}m"
     urgency = "" if seconds >= _SOON_SECONDS else " is-urgent" if seconds < _URGENT_SECONDS else " is-soon"
     element = Markup('<time class="countdown{}" datetime="{}">{}</time>')
     return element.format(urgency, format_time(at), text if seconds else "now")

@@ -95,6 +95,7 @@ def _since(text: str | None, now: datetime, hours: int) -> datetime:
 
 
 WIDTH = 1_400
+_LAST_LABEL = 40  # the width of "29 Nov"
 _ROW = 22
 _TOP = 24
 _LEAST_BAR = 4.0
@@ -134,7 +135,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         minutes = next((each for each in _TICK_MINUTES if self.hours * 60 / each <= _MOST_TICKS), _TICK_MINUTES[-1])
         step = minutes * 60
         at = datetime.fromtimestamp(-(-self.since.timestamp() // step) * step, timezone.utc)
-        while at < self.until:
+        while self.x(at) < WIDTH - _LAST_LABEL:
             is_midnight = (at.hour, at.minute) == (0, 0)
             yield self.x(at), f"{at.day} {at:%b}" if is_midnight else f"{at:%H:%M}"
             at += timedelta(seconds=step)

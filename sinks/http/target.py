@@ -44,7 +44,7 @@ class Target:
 
 
 class Proxy:
-    """The proxy of a sink, whose URL can change while the agent is running."""
+    """The proxy that a sink uses. Its address can change while the agent is running."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._url = config.proxy

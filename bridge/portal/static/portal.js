@@ -14,12 +14,8 @@
 
   const span = (seconds) => {
     if (seconds <= 0) return "now";
-    const two = (number) => String(number).padStart(2, "0");
-    if (seconds < 3600) return two(Math.floor(seconds / 60)) + ":" + two(seconds % 60);
-    const units = [["d", 86400, "h", 3600], ["h", 3600, "min", 60]];
-    const [unit, size, smaller, part] = units.find((each) => seconds >= each[1]);
-    const rest = Math.floor(seconds % size / part);
-    return `${Math.floor(seconds / size)} ${unit}` + (rest ? ` ${rest} ${smaller}` : "");
+    const minutes = Math.floor(seconds / 60), two = (number) => String(number).padStart(2, "0");
+    return seconds < 3600 ? `${minutes}m ${two(seconds % 60)}s` : `${Math.floor(minutes / 60)}h ${two(minutes % 60)}m`;
   };
   const count = () => document.querySelectorAll("time.countdown").forEach((time) => {
     const left = Math.max(0, Math.ceil((Date.parse(time.dateTime) - Date.now() - ahead) / 1000));

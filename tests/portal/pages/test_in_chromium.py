@@ -75,6 +75,16 @@ def test_two_users_decide_an_event_and_see_each_change_without_a_reload(office, 
         assert each.page.evaluate("window.notReloaded") is True
 
 
+def test_script_writes_countdowns_in_the_format_of_the_server(office, window):
+    served = window(office.origin, java_script_enabled=False).sign_in("ann")
+    live = window(office.origin).sign_in("ann")
+    live.page.evaluate("document.querySelector('time.countdown').textContent = 'old'")
+    live.page.locator("time.countdown", has_not_text="old").wait_for()
+
+    for each in (served, live):
+        assert re.fullmatch(r"1[34]m [0-5][0-9]s", each.page.locator("time.countdown").inner_text())
+
+
 def test_update_keeps_the_selection_except_for_changed_events(office, window):
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
     ann = window(office.origin).sign_in("ann")

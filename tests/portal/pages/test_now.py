@@ -38,8 +38,8 @@ def test_line_contains_the_start_the_event_and_the_decision(office):
     office.browser("bob").submit(f"/events/{A}", "approve")
     page = office.browser("vic").page("/")
     assert lines(page) == [B, A]
-    assert "07:00 Reboot, minutes down vm_2 West held by ann Azure still starts it at 11:08" in page.text
-    assert "19:00 Freeze, 5 s pause vm_0, vm_1 +1 West approved by bob, 1 of 2 Azure starts it at 11:20" in page.text
+    assert "7m 00s Reboot, minutes down vm_2 West held by ann Azure still starts it at 11:08" in page.text
+    assert "19m 00s Freeze, 5 s pause vm_0, vm_1 +1 West approved by bob, 1 of 2 Azure starts it at 11:20" in page.text
     assert "started Freeze, 5 s pause vm_3 West Azure has started it" in page.text
     assert 'class="countdown is-soon"' in page.html
 

@@ -52,6 +52,14 @@ def test_default_period_is_the_past_day_and_the_next_week(office):
     assert "No event matches" in office.browser("vic").page("/timeline?from=2026-11-22T03:00Z&hours=6").text
 
 
+def test_label_that_the_right_edge_would_cut_off_is_omitted(office):
+    office.portal.send(fleet_record(0))
+    text = office.browser("vic").page("/timeline?from=2026-11-20T00:00Z&hours=49").text
+
+    assert "21 Nov" in text
+    assert "22 Nov" not in text
+
+
 def test_events_of_one_hour_are_one_bar_that_opens_the_hour(office):
     office.portal.send(*(fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",)) for vm in range(3)))
     vic = office.browser("vic")
