@@ -185,7 +185,7 @@ def _last_error(state: State, sink: str) -> tuple[str, float] | None:
 
 
 class RecordFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects the records that the command `events` lists."""
+    """Selects the records that the `events` command lists."""
 
     since: float | None = None
     """Unix seconds. Earlier records do not match."""

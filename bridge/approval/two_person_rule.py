@@ -2,7 +2,7 @@
 
 With ``required_approvals = 2``, the portal's decisions lead to an approval only after two people have approved the same
 version of the event. The two decisions must have different key IDs (``kid``), different keys, and different approvers.
-By default, one decision is enough. The rule does not apply to local rules or to the command `approve` on the VM.
+By default, one decision is enough. The rule does not apply to local rules or to the `approve` command on the VM.
 
 The portal has its own rule in bridge/portal/verdicts.py. The portal waits until enough of its users have
 approved (``people.required_approvals``), and then signs a single decision with its own key. The agent counts this

@@ -361,8 +361,8 @@ def decide() -> None:
     """Sign a decision on an event, and print the signed token.
 
     The command does not send the token. Your own portal must return it to the agent. With --all, the command signs a
-    decision for each VM in the file, except for VMs on which the event has ended. An approval also skips VMs on which
-    the event has already started.
+    decision for each VM in the file, unless the event has already ended on that VM. It does not sign an approval for a
+    VM on which the event has already started.
     """
 
 

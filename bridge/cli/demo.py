@@ -1,4 +1,4 @@
-"""Implements the command `demo`, which runs the agent and a simulated IMDS in one process.
+"""Implements the `demo` command, which runs the agent and a simulated IMDS in one process.
 
 The demo does not read a configuration. It ends after about 20 seconds, and deletes its temporary state directory.
 

@@ -1,4 +1,4 @@
-"""Implements the command `events`, which lists the transition records of this VM."""
+"""Implements the `events` command, which lists the transition records of this VM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implements the commands `outbox list`, `retry`, `discard`, `move`, and `import`."""
+"""Implements the `outbox list`, `retry`, `discard`, `move`, and `import` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the command `portal`. Each subcommand imports the portal only when it runs."""
+"""Defines the `portal` command. Each subcommand imports the portal only when it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _no_password = option("--no-password", is_flag=True, help="Only a proxy authenti
 
 
 def library() -> Any:
-    """Return the module `bridge.portal.command`. Raise an error if a library is missing."""
+    """Return the `bridge.portal.command` module. Raise an error if a library is missing."""
     if sys.version_info < (3, 11):
         version = ".".join(map(str, sys.version_info[:3]))
         raise BridgeError(f"The portal needs Python 3.11 or newer, but this is Python {version}.")

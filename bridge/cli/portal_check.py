@@ -1,4 +1,4 @@
-"""Implements the command `portal-check`, which tests a portal against PROTOCOL.md."""
+"""Implements the `portal-check` command, which tests a portal against PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def portal_check(
 ) -> int:
     """Check a portal, and return the exit code of the command.
 
-    *remote* contains settings of the table ``[approval.remote]``.
+    *remote* contains settings of the ``[approval.remote]`` table.
     """
     keys: tuple[TrustedKey, ...] = ()
     if public_key is not None:

@@ -123,7 +123,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     counts once, even if several sinks need it. At the limit, the agent removes parked records first, then the oldest
     pending records, and urgent records last."""
     keep_delivered_seconds: _DurationOrZero = 604_800.0
-    """How long the command `events` shows delivered records, in seconds. The default is 7 days."""
+    """How long the `events` command shows delivered records, in seconds. The default is 7 days."""
 
 
 class _Listener(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,8 +57,8 @@ Pages = Mapping[str, Callable[[], Response]]
 class HealthServer:
     """Serves *pages* on *host* and *port* between `open` and `close`.
 
-    If *port* is 0, the system selects a free port. If *host* is empty, the server does not listen. *setting* is the
-    configuration key of the address, which appears in log messages.
+    If *port* is 0, the system selects a free port. If *host* is empty, the server does not listen. Log messages name
+    the configuration key *setting*.
     """
 
     def __init__(

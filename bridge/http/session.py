@@ -53,7 +53,7 @@ class DeadlineSession(requests.Session):
         """Send a request, and return the response regardless of its status.
 
         *parts* are additional arguments for `requests.Request`, such as headers. Raises DeadlineExceeded,
-        ResponseUnread if the body is too large or compressed, and any exception of `requests.Session.send`.
+        ResponseUnread if the body is compressed or too large, and the exceptions that `requests.Session.send` raises.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")

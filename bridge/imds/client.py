@@ -1,7 +1,7 @@
 """Sends requests to the Azure Instance Metadata Service (IMDS).
 
 The client requests the Scheduled Events document and this VM's identity, and sends approvals. Each request has the
-header ``Metadata: true``. The client never uses a proxy, because IMDS rejects requests with an X-Forwarded-For header.
+``Metadata: true`` header. The client never uses a proxy, because IMDS rejects requests with an X-Forwarded-For header.
 It does not follow redirects, because IMDS does not send any.
 
 The first request for the document turns on Scheduled Events for this VM, which can take two minutes. If the VM sends no

@@ -2,6 +2,6 @@
 
 While the agent runs, the state in memory is authoritative. If a write fails, the saver retries later.
 
-Other packages use the class `outbox.Outbox`. The modules `records`, `deliveries`, `approvals`, and `retention` contain
+Other packages use the `outbox.Outbox` class. The `records`, `deliveries`, `approvals`, and `retention` modules contain
 the functions that read or change the state. `lock` allows only one agent per state directory.
 """

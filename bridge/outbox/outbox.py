@@ -49,7 +49,7 @@ class Outbox:
     """Keeps the agent's state in memory, and saves a copy in *directory*.
 
     *max_bytes* limits the size of the files in *directory*. *max_pending_bytes* limits the bodies of undelivered
-    records in memory. *configured_vm_id* is the setting `vm.vm_id`. The saver calls *claim* before it creates a file.
+    records in memory. *configured_vm_id* is the `vm.vm_id` setting. The saver calls *claim* before it creates a file.
     """
 
     def __init__(

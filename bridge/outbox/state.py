@@ -207,12 +207,12 @@ class State:
         return Changes(through=self.next_sequence - 1, tables=tables)
 
     def get(self, key: str) -> str | None:
-        """Return a value of the table `meta`, or None."""
+        """Return a value of the `meta` table, or None."""
         row = self.meta.rows.get(key)
         return None if row is None else row.value
 
     def put(self, key: str, value: str | None) -> None:
-        """Store a value in the table `meta`. If *value* is None, delete the row."""
+        """Store a value in the `meta` table. If *value* is None, delete the row."""
         if value is None:
             self.meta.delete(key)
         elif self.get(key) != value:

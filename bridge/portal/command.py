@@ -68,7 +68,7 @@ def backup(config: Path | None, target: Path) -> None:
 
 
 def verify(config: Path | None, expect: str | None = None) -> Verified:
-    """Verify every entry of the audit. Also search for the entry whose hash is *expect*."""
+    """Verify all audit entries, and check that one of them has the hash *expect*."""
     with _opened(config) as store:
         total = store.read(count)
         fault = store.read(lambda connection: first_fault(all_entries(connection), count=total))

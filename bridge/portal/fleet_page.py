@@ -40,7 +40,7 @@ _Agents = dict[str, AgentSeen]
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
-    """``GET /agents``: show the counts, and the VMs that match the parameters `show` and `q`."""
+    """``GET /agents``: show the counts, and the VMs that match the `show` and `q` parameters."""
     text = text_of(request, "q")
     shown = choice_of(request, "show", SHOWN, "all" if text else "refusing")
     first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)

@@ -63,7 +63,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The SQLite database. Default: portal.db in $STATE_DIRECTORY, else in /var/lib/scheduled-events-portal."""
     url: _Text | None = None
     """The URL of a PostgreSQL database without a password, for several processes behind a load balancer. Example:
-    `postgresql://portal@db.example.net/portal?sslmode=verify-full`. Needs the extra `portal-postgresql`."""
+    `postgresql://portal@db.example.net/portal?sslmode=verify-full`. Needs the `portal-postgresql` extra."""
     password_file: _Text | None = None
     """A file with the password for `url`. The portal reads the file for each connection. Without a password, libpq
     uses its own defaults, such as `~/.pgpass`."""
@@ -188,7 +188,7 @@ class OidcGroup(msgspec.Struct, frozen=True, kw_only=True):
     """``[[people.oidc.groups]]``: the role of the members of an OpenID Connect group."""
 
     group: _Text
-    """The value in the claim `groups_claim`. For Entra ID, the object ID of the group."""
+    """A value of the claim that `groups_claim` names. For Entra ID, the object ID of the group."""
     role: Role
     """viewer, approver, or operator."""
     scope: tuple[Annotated[str, setting_checks.SCOPE], ...] = ()

@@ -8,8 +8,8 @@
 The archives contain the wheels that requirements.txt pins by hash, for every supported Python version. They do not
 contain Python, because the VM's own Python receives security updates along with the operating system.
 
-- scheduled-events-bridge-VERSION-linux-ARCH.tar.gz: the agent, install.sh, the systemd unit, and the extra `template`
-- scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz: the extras `apprise` and `websocket`, to unpack over it
+- scheduled-events-bridge-VERSION-linux-ARCH.tar.gz: the agent, install.sh, the systemd unit, and the `template` extra
+- scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz: the `apprise` and `websocket` extras, to unpack over it
 - scheduled-events-bridge-VERSION-windows-x86_64.zip: the agent, install.ps1, and every extra
 
 To make builds reproducible, every packed file gets the modification time SOURCE_DATE_EPOCH.

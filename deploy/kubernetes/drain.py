@@ -1,7 +1,7 @@
 # ruff: noqa: INP001
 """Drain this pod's node before a scheduled event, and uncordon it afterward.
 
-The option `--cordon-only` leaves the pods on the node. `--taint` adds a taint to the node, and `--event` writes a
+The `--cordon-only` option leaves the pods on the node. `--taint` adds a taint to the node, and `--event` writes a
 Kubernetes Event for each record.
 
 Two `command` sinks run this program (see docs/howto/kubernetes-drain.md). The program calls the Kubernetes API with the

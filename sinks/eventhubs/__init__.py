@@ -1,1 +1,1 @@
-"""The sink `eventhubs`. The public modules are `sink` and `config`."""
+"""The `eventhubs` sink. The public modules are `sink` and `config`."""

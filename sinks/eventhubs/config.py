@@ -1,4 +1,4 @@
-"""The settings of the sink `eventhubs` and their valid combinations."""
+"""The settings of the `eventhubs` sink and their valid combinations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EventHubsConfig(ServerConfig, frozen=True, kw_only=True):
     connection_string_env: str | None = None
     """An environment variable with the connection string."""
     transport: Literal["amqp", "amqp_websocket", "https"] = "amqp"
-    """amqp: port 5671, without a proxy. amqp_websocket: port 443, requires the extra `websocket`. https: port 443, one
+    """amqp: port 5671, without a proxy. amqp_websocket: port 443, requires the `websocket` extra. https: port 443, one
     request per record."""
     endpoint: str | None = None
     """The address to connect to instead of the namespace, such as a private endpoint, as `host` or `host:port`."""

@@ -70,7 +70,7 @@ def link_error(client: Any) -> BaseException | None:
 def is_about_access(error: BaseException) -> bool:
     """Return whether the event hub rejected the token.
 
-    If the setting `endpoint` is used, the SDK also raises AuthenticationError when a connection is refused, but the
+    If the `endpoint` setting is used, the SDK also raises AuthenticationError when a connection is refused, but the
     function then returns False.
     """
     return _is_a(error, "AuthenticationError") and not _has_cause(error, _NO_CONNECTION)

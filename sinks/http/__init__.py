@@ -1,4 +1,4 @@
-"""Contains code shared by the sinks `webhook`, `otlp`, and `eventhubs` (over HTTPS).
+"""Contains code shared by the `webhook`, `otlp`, and `eventhubs` sinks (over HTTPS).
 
 The public modules are `endpoint` (sends requests and classifies responses), `config` (settings), `urls` (validation of
 URLs), and `signature` (webhook signatures).

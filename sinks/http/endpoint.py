@@ -8,7 +8,7 @@ The status of a response determines what the agent does with the record:
 - 410: The sink pauses until an operator acts.
 - Other 4xx: The agent parks the record, unless it finds that the endpoint rejects all records (`may_be_endpoint`).
 
-The settings `retry_statuses` and `park_statuses` override these rules. A `Retry-After` header delays all records of the
+The `retry_statuses` and `park_statuses` settings override these rules. A `Retry-After` header delays all records of the
 sink, except records of Preempt and Terminate events (`bridge.delivery.retry_schedule`).
 
 Error messages contain only the scheme, the host, and the port of the URL, because the path of a webhook is often a

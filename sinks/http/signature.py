@@ -1,6 +1,6 @@
 """Signs webhook requests according to the Standard Webhooks specification.
 
-The signature is an HMAC-SHA256 of the text `id.timestamp.body`. The header `webhook-signature` contains the signature,
+The signature is an HMAC-SHA256 of the text `id.timestamp.body`. The `webhook-signature` header contains the signature,
 `webhook-id` contains the record's `id`, and `webhook-timestamp` contains the time in Unix seconds. The key is the
 base64 text after the prefix `whsec_` of a secret.
 

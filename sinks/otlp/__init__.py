@@ -1,1 +1,1 @@
-"""The sink `otlp`. The public module is `sink`."""
+"""The `otlp` sink. The public module is `sink`."""

@@ -1,1 +1,1 @@
-"""The sink `webhook`. The public modules are `sink` and `config`."""
+"""The `webhook` sink. The public modules are `sink` and `config`."""

@@ -1,4 +1,4 @@
-"""The settings of the sink `webhook`."""
+"""The settings of the `webhook` sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink `webhook`, which sends each record in an HTTP POST request.
+"""The `webhook` sink, which sends each record in an HTTP POST request.
 
 The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format cannot
 represent a record, the sink sends no request, and the record counts as delivered.
@@ -75,7 +75,7 @@ class WebhookSink(Sink):
         self._is_closed = False
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Authenticate with tokens from the portal if the setting `credential` is set."""
+        """Authenticate with tokens from the portal if the `credential` setting is set."""
         if self.config.credential is not None:
             self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 
@@ -98,7 +98,7 @@ class WebhookSink(Sink):
         """Read all secrets and send an OPTIONS request to the endpoint.
 
         Raise DeliveryFailed if the endpoint does not respond, or responds with a redirect, 401, 403, 404, 407, 410, or
-        5xx. Any other response shows that the endpoint exists. For the format `alertmanager`, the check requests
+        5xx. Any other response shows that the endpoint exists. For the `alertmanager` format, the check requests
         Alertmanager's status.
         """
         base = self._base_url()

@@ -6,7 +6,7 @@ receives the configured headers.
 Templates run in Jinja2's sandbox, and unknown names are errors. To find errors before the first event, the agent
 renders each template with sample records of all transitions when it reads the configuration (`sinks.webhook.samples`).
 
-Jinja2 is part of the extra `template`. The sink imports Jinja2 only if a template is configured.
+Jinja2 is part of the `template` extra. The sink imports Jinja2 only if a template is configured.
 """
 
 from __future__ import annotations

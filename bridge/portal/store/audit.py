@@ -1,6 +1,6 @@
 """Stores and reads audit entries. A lock serializes the writers.
 
-The table `audit_events` lists the events of each entry. Filters and scopes use this table, but it is not part of the
+The `audit_events` table lists the events of each entry. Filters and scopes use this table, but it is not part of the
 hash chain.
 """
 

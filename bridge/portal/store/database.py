@@ -1,7 +1,7 @@
 """Runs functions that use the database, each function in one transaction.
 
 The event loop must never wait for the database, so `StoreThreads` runs database functions in a few threads and limits
-how many can wait. The modules `sqlite` and `postgresql` contain the database-specific code.
+how many can wait. The `sqlite` and `postgresql` modules contain the database-specific code.
 """
 
 from __future__ import annotations

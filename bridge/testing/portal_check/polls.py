@@ -1,6 +1,6 @@
 """Checks a portal's long poll (PROTOCOL.md, sections 2 to 4).
 
-The module `decisions` checks new decisions.
+The `decisions` module checks new decisions.
 """
 
 from __future__ import annotations

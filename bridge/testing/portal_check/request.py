@@ -60,7 +60,7 @@ class CheckClient:
 
     Do not share a client between threads.
 
-    If the setting `credential` is "attested", *document* must return an attested document for a given nonce.
+    If the `credential` setting is "attested", *document* must return an attested document for a given nonce.
     """
 
     def __init__(self, remote: RemoteSettings, vm_id: str, *, document: Callable[[str], str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs the simulator for the command `simulate`, and prints each event that changes."""
+"""Runs the simulator for the `simulate` command, and prints each event that changes."""
 
 from __future__ import annotations
 
