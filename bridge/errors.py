@@ -52,7 +52,7 @@ class ImdsError(BridgeError):
     """The metadata service returned no usable response, so the state is unknown."""
 
     status: int | None = None
-    """The status of the response, or None unless the error is an ImdsStatus."""
+    """The response's status, or None unless the error is an ImdsStatus."""
     retry_after_seconds: float | None = None
     """The delay that the response requests, or None if it has no valid Retry-After header."""
 

@@ -181,7 +181,7 @@ class Sink(ABC):
     """A destination for records. The agent creates an instance for each `[[sinks]]` table."""
 
     Config: ClassVar[type[SinkConfig]] = SinkConfig
-    """The settings of the sink. Each field is a key in the `[[sinks]]` table."""
+    """The sink's settings. Each field is a key in the `[[sinks]]` table."""
 
     batch_by_event: ClassVar[bool] = False
     """True if all records in a batch must belong to the same event."""

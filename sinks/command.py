@@ -75,7 +75,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     pass_environment: tuple[str, ...] = ()
     """Environment variables to pass to the program even though they contain secrets."""
     directory: str | None = None
-    """The working directory of the program. Default: the working directory of the agent."""
+    """The program's working directory. Default: the agent's working directory."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:

@@ -5,7 +5,7 @@ approve an event when in doubt. It writes a record for each attempt.
 
 A decision from the portal passes through these modules, which follow PROTOCOL.md:
 
-1. `portal_poller` and `portal_client` receive the token of the decision.
+1. `portal_poller` and `portal_client` receive the decision's token.
 2. `inbox` and `decision_token` verify the token, and store the decision in the outbox. `refusal_reasons` lists the
    reasons for which a token is refused.
 3. `approver` reads the outbox, and calls `evaluate` and `rules`. These modules follow `holds` and `two_person_rule`.

@@ -77,7 +77,7 @@ class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
     *portal_read* returns None until the agent has received all decisions from the portal, and then the
-    `Outbox.stream_id` for which it received them. *vm* returns the identity of the VM. *directory* is the state
+    `Outbox.stream_id` for which it received them. *vm* returns the VM's identity. *directory* is the state
     directory.
     """
 

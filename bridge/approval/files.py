@@ -44,7 +44,7 @@ def is_disabled(directory: Path) -> bool:
 
 
 def agent_user(directory: Path) -> int:
-    """Return the uid of the agent. For root, this is the owner of the state *directory*."""
+    """Return the agent's uid. For root, this is the owner of the state *directory*."""
     if sys.platform == "win32":
         return 0
     if os.geteuid() != 0:

@@ -73,7 +73,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
     """Return the header that describes the agent to the portal (PROTOCOL.md, section 2).
 
-    It lists only the keys whose files are valid. *directory* is the state directory of the agent.
+    It lists only the keys whose files are valid. *directory* is the agent's state directory.
     """
     about = {
         "version": version,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class ApprovalService:
     """Manages the approvals of a VM.
 
-    *vm* returns the VM's identity, and *directory* is the state directory of the agent.
+    *vm* returns the VM's identity, and *directory* is the agent's state directory.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ def export(path: Path | None, form: str) -> None:
 
 @portal.group(short_help="Manage the users of the portal.")
 def users() -> None:
-    """Manage the users of the portal.
+    """Manage the portal's users.
 
     Viewers can see events. Approvers can also approve and hold events. Operators manage users, but cannot decide on
     events.

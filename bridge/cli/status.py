@@ -1,4 +1,4 @@
-"""Implements `status`, which prints the state of the agent, its events, and its sinks.
+"""Implements `status`, which prints the agent's state, its events, and its sinks.
 
 `bridge.cli.status_json` collects the data. Text is never truncated, even on a narrow terminal.
 """

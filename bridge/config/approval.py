@@ -47,7 +47,7 @@ _Command = Annotated[tuple[_Text, ...], _NotEmpty, Check(_program)]
 
 
 class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[approval.rules]]`` table: the conditions of the rule, and its action."""
+    """One ``[[approval.rules]]`` table: the rule's conditions, and its action."""
 
     name: Annotated[str, Check(check_name)]
     """The unique name of the rule in logs and records (`rule:NAME`)."""
@@ -171,7 +171,7 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Signed decisions from an ops portal. Default: no portal."""
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys of the portal. Keep the objects, because they cache the files."""
+        """Return the portal's keys. Keep the objects, because they cache the files."""
         return () if self.remote is None else self.remote.trusted_keys()
 
 

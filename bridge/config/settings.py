@@ -1,4 +1,4 @@
-"""The settings of the agent, with their defaults and checks.
+"""The agent's settings, with their defaults and checks.
 
 The string below each field documents the setting, and `documented` returns these strings. `bridge.sink.SinkConfig`
 defines the keys that all ``[[sinks]]`` tables share.
@@ -113,7 +113,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: _Text | None = None
     """The directory of the outbox. The default is $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge for root and
-    the service, or else the state home of the user. On Windows, the default is
+    the service, or else the user's state home. On Windows, the default is
     %ProgramData%\\scheduled-events-bridge\\state. The variable $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides this
     key."""
     max_bytes: _Bytes = 268_435_456

@@ -76,7 +76,7 @@ class Refusals:
 
 
 def configuration_digest(sink: SinkSettings) -> str:
-    """Return a hash that changes when the configuration of the sink changes.
+    """Return a hash that changes when the sink's configuration changes.
 
     The hash covers the sink's settings and the contents of the files and environment variables that its ``*_file`` and
     ``*_env`` settings name. Call this function only on the sink's thread, because reading a file can hang if a file

@@ -194,7 +194,7 @@ class RetrySchedule:
             self._probe_at = now + self._gap(self._probes, outage_seconds=0.0)
 
     def succeeded(self, event_keys: Iterable[str]) -> None:
-        """End the pause of the sink, because the destination has responded.
+        """End the sink's pause, because the destination has responded.
 
         All other failing events also become due immediately, but each of them gets only one such early retry.
         """

@@ -86,7 +86,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A Scheduled Events document: a good IMDS response or the document that the agent tracks."""
 
     api_version: str = ""
-    """The api-version of the request, or "" if it is unknown."""
+    """The request's api-version, or "" if it is unknown."""
     incarnation: Incarnation = None
     events: tuple[ScheduledEvent, ...] = ()
 
@@ -113,13 +113,13 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     placement_group_id: str | None = None
     """The placement group of the scale set."""
     size: str | None = None
-    """The size of the VM, such as Standard_D2s_v5."""
+    """The VM's size, such as Standard_D2s_v5."""
     fault_domain: str | None = None
-    """The fault domain of the VM, a number as text."""
+    """The VM's fault domain, a number as text."""
     update_domain: str | None = None
-    """The update domain of the VM, a number as text."""
+    """The VM's update domain, a number as text."""
     tags: dict[str, str] = {}
-    """The tags of the VM. Each value is text."""
+    """The VM's tags. Each value is text."""
 
     def with_overrides(self, configured: VmIdentity) -> VmIdentity:
         """Return this identity, in which the values that *configured* contains replace the others."""

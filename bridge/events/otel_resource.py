@@ -43,7 +43,7 @@ def unix_nanoseconds(moment: str) -> int:
 
 @cache
 def own_version() -> str:
-    """Return the version of the agent."""
+    """Return the agent's version."""
     try:
         return version(SERVICE_NAME)
     except PackageNotFoundError:

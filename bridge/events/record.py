@@ -97,7 +97,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """"rule:NAME", "portal", or "cli"."""
     decision_id: str | None = None
-    """The id of the decision; None for a rule."""
+    """The decision's id; None for a rule."""
     approvers: tuple[str, ...] = ()
     """The names of the approvers."""
     reason: str | None = None
@@ -152,7 +152,7 @@ class Impact(msgspec.Struct, frozen=True, kw_only=True):
     agent_stalled_seconds: float | None = None
     """Time during which the VM ran, but the agent did not."""
     downtime_seconds: float | None = None
-    """From the last sign of life before a reboot to the start of the agent. None if the VM did not boot."""
+    """From the last sign of life before a reboot to the agent's start. None if the VM did not boot."""
     downtime_uncertainty_seconds: float | None = None
     """The downtime can be shorter by up to this time."""
     downtime_parts: DowntimeParts | None = None

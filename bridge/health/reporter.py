@@ -32,7 +32,7 @@ _UNAVAILABLE = 503
 
 
 class HealthReporter:
-    """Collects the state of the agent. All methods are thread-safe and return immediately."""
+    """Collects the agent's state. All methods are thread-safe and return immediately."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HealthReporter:
         return Response(content_type=CONTENT_TYPE, body=self._metrics.exposition())
 
     def report(self) -> Readiness:
-        """Return the state of the agent, which is the body of /readyz."""
+        """Return the agent's state, which is the body of /readyz."""
         imds, totals, saver = self._imds, self._outbox.read(deliveries.totals), self._outbox.saver
         silent, good_at = imds.silent_seconds, imds.good_at
         reasons = why_polling_is_not_ready(imds)

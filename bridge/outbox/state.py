@@ -160,7 +160,7 @@ class State:
         self.needed_bytes = 0
         """The size of the bodies of all pending and parked records, in bytes."""
         self.loaded_through = 0
-        """The last sequence that the previous run of the agent used."""
+        """The last sequence that the agent's previous run used."""
         self._new_file_because: str | None = None
 
     def reset(self, reason: str) -> None:

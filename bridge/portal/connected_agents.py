@@ -82,7 +82,7 @@ class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
     received_index: int = 0
     """The agent has received every decision up to this number."""
     is_attested: bool = False
-    """Whether the credential of the agent proves its vmId."""
+    """Whether the agent's credential proves its vmId."""
 
     def why_not(self, kid: str) -> str | None:
         """Return the reason why the agent would not act on an approval by *kid* now, or None."""

@@ -1,4 +1,4 @@
-"""The metrics of the portal.
+"""The portal's metrics.
 
 No metric has a label for an event, a VM, or a user, because such a label would create too many time series.
 """

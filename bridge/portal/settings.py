@@ -284,7 +284,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After."""
     open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
     """The maximum number of open events. For further events, the portal keeps only the state. The stored records of a
-    VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the oldest records of the VM."""
+    VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the VM's oldest records."""
 
     @property
     def vm_bytes(self) -> int:

@@ -183,7 +183,7 @@ class Users:
         """Return a CSRF token that is valid for the session of *person*.
 
         Responses are compressed. If they all contained the same token, an attacker who can add text to a URL could
-        guess the token from the size of the response (the BREACH attack), so each token has a random pad.
+        guess the token from the response's size (the BREACH attack), so each token has a random pad.
         """
         pad = pad or secrets.token_hex(16)
         key = hmac.digest(self._csrf_key, (person.session_sha256 or person.key).encode(), hashlib.sha256)

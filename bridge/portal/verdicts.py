@@ -63,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Digest of the event as the person saw it."""
     person_key: str
-    """The key of the person (`bridge.portal.user_names.person_key`)."""
+    """The person's key (`bridge.portal.user_names.person_key`)."""
     user_name: str
     reason: str
     made_at: str

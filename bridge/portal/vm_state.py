@@ -42,7 +42,7 @@ class VmState(msgspec.Struct, kw_only=True):
     is_conflict: bool = False
     """Whether this name belongs to another VM."""
     groups: tuple[str, ...] = ()
-    """The groups of the VM, for scopes and filters, and its region and subscription, for filters only."""
+    """The VM's groups, for scopes and filters, and its region and subscription, for filters only."""
     listed_at: Position = _FIRST
     """The position of the newest record that lists the active events."""
     active_event_ids: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ def place_of(vm: VmIdentity) -> tuple[str, str]:
 
 
 def vm_key(record: TransitionRecord) -> str:
-    """Return the key of the VM: the vmId in lowercase, or the stream if the vmId is unknown."""
+    """Return the VM's key: the vmId in lowercase, or the stream if the vmId is unknown."""
     vm_id = record.vm.vm_id
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
 

@@ -64,7 +64,7 @@ class SinkContract:
     sink_type: ClassVar[str] = ""
     """The name of the sink's entry point, or ``module:Class``."""
     secrets: ClassVar[Sequence[str]] = ()
-    """The secrets in the configuration of the sink. Log lines and errors must not contain these secrets."""
+    """The secrets in the sink's configuration. Log lines and errors must not contain these secrets."""
     batch_size: ClassVar[int] = 1
     """The number of records in each batch. Increase this number if the sink accepts more than one record."""
     deadline_seconds: ClassVar[float] = 0.5

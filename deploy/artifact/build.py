@@ -133,7 +133,7 @@ class Wheelhouse:
     """A directory of wheels whose hashes were verified."""
 
     def __init__(self, directory: Path, own: Path) -> None:
-        """Use *directory*. *own* is the wheel of the agent."""
+        """Use *directory*. *own* is the agent's wheel."""
         self.directory = directory
         self.own = own
 

@@ -34,7 +34,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     old: View | None
     new: View
     groups: tuple[str, ...]
-    """The groups of the VM."""
+    """The VM's groups."""
     event: ScheduledEvent | None = None
 
 

@@ -98,7 +98,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """Return the grants of the user, each with the role viewer if the session is reduced."""
+        """Return the user's grants, each with the role viewer if the session is reduced."""
         if not self.is_reduced:
             return self.user.grants
         return tuple(Grant(role=Role.VIEWER, scope=grant.scope) for grant in self.user.grants)

@@ -41,7 +41,7 @@ class AnswerReader:
         self._epoch: object = _NOT_READ
 
     def read(self, exchange: Exchange) -> PollAnswer | None:
-        """Return the content of the response, or None if an agent cannot use it."""
+        """Return the response's content, or None if an agent cannot use it."""
         is_answered = exchange.status is not None
         self._report.check(Requirement.ANSWERED, exchange, is_met=is_answered, otherwise=exchange.result)
         if not is_answered or not self._is_good_status(exchange):

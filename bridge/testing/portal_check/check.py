@@ -45,7 +45,7 @@ class Decider(msgspec.Struct, frozen=True, kw_only=True):
     decide: Callable[[Verdict, TransitionRecord], None]
     """Makes a decision at the portal on the event in a record. Raises NotDecided."""
     is_command: bool
-    """True if the decision is complete when `decide` returns. The kit can then measure the delay of the response."""
+    """True if the decision is complete when `decide` returns. The kit can then measure the response's delay."""
     timeout_seconds: float = 300.0
 
 

@@ -33,7 +33,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """The time from the request to the end of the response."""
     status: int | None = None
-    """The status of the response, or None if no response arrived."""
+    """The response's status, or None if no response arrived."""
     headers: Mapping[str, str] = {}
     body: bytes = b""
     problem: str | None = None

@@ -57,7 +57,7 @@ class RequestSeen:
     path: str
     api_version: str
     status: int
-    """The status of the response, or 0 without a response."""
+    """The response's status, or 0 without a response."""
     fault: str | None = None
 
 

@@ -2,7 +2,7 @@
 
 A fault applies to a number of requests, or until someone removes the fault. Each request gets the oldest fault in the
 queue that applies to the request. For example, to simulate three responses with status 500 and then two with status
-429, add two faults. Delays are in real seconds at every scenario speed, because the deadlines of the agent are also in
+429, add two faults. Delays are in real seconds at every scenario speed, because the agent's deadlines are also in
 real seconds.
 """
 
@@ -71,7 +71,7 @@ class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
     location: str | None = None
     """The target of a redirect. None means /elsewhere on the same server."""
     body: str | None = None
-    """The body of the response. The default depends on the kind of the fault."""
+    """The response's body. The default depends on the kind of the fault."""
 
 
 class Fault(FaultDetails, frozen=True, kw_only=True):
