@@ -1,4 +1,4 @@
-"""The `apprise` sink, which sends records to chat, email, and other services.
+"""Implements the `apprise` sink, which sends records to chat, email, and other services.
 
 Each Apprise URL names one service and usually contains a secret. The URLs are therefore stored in a file or in an
 environment variable, not in the configuration. If a service fails, the agent sends the record again, but only to the

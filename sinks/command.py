@@ -1,4 +1,4 @@
-"""The `command` sink, which runs a program for each record.
+"""Implements the `command` sink, which runs a program for each record.
 
 Use this sink to run a program that drains the VM before an event and restores it afterward. The program runs without a
 shell. It receives the record as JSON on standard input and the record's main fields in environment variables. The exit

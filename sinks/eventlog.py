@@ -1,4 +1,4 @@
-"""The `eventlog` sink, which writes each record to the Windows event log.
+"""Implements the `eventlog` sink, which writes each record to the Windows event log.
 
 Each entry contains a readable sentence, followed by the record as JSON. Each transition has its own Windows event ID,
 so a scheduled task can react to one transition. The severity of the record determines the level of the entry.

@@ -1,4 +1,4 @@
-"""The `file` sink, which appends each record to a file as one line.
+"""Implements the `file` sink, which appends each record to a file as one line.
 
 A record counts as delivered once its line has been synced to disk. The sink opens the file for each send, so tools such
 as logrotate can rotate the file without signaling the agent.

@@ -1,4 +1,4 @@
-"""The `stdout` sink, which writes each record as one line to standard output.
+"""Implements the `stdout` sink, which writes each record as one line to standard output.
 
 The agent uses this sink if no configuration exists. If the process that reads the output stalls, the send fails at its
 deadline and the record stays pending.

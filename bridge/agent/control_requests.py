@@ -301,7 +301,7 @@ def read_undelivered(
 def retry_records(source: Source, *, sink: str | None = None, record_id: str | None = None) -> int:
     """Retry the parked records of *sink*, or of all sinks if *sink* is None.
 
-    If one of these sinks is paused, a running agent also ends the pause. Returns the number of retried records.
+    In a running agent, this also resumes sinks that are paused. Returns the number of retried records.
     """
     if sink is not None:
         _require_sinks(source, sink)

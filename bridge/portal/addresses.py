@@ -1,8 +1,8 @@
 """Compares the addresses of clients, and limits expensive work for each address block.
 
 If a request comes from a proxy in `proxy_addresses`, uvicorn's ProxyHeadersMiddleware takes the client's address from
-the ``X-Forwarded-For`` header. It reads the header from the end and uses the first address that is not a proxy's,
-because the client can forge all addresses before that one.
+the ``X-Forwarded-For`` header. It reads the header from right to left, and uses the first address that does not belong
+to a proxy. The client could have forged all addresses to the left of it.
 """
 
 from __future__ import annotations

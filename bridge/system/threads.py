@@ -48,7 +48,7 @@ def run_daemon(name: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _
 
 
 class LoopWatch:
-    """The deadline of one loop, which only the loop itself sets."""
+    """The deadline of one loop. Only the loop itself sets it."""
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         self._clock = clock

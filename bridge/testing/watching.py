@@ -49,7 +49,7 @@ class Census:
         return cls.taken()
 
     def settled(self) -> Census:
-        """Recount for up to 5 s, until no count is higher than in this census.
+        """Count again until no count is higher than in this census, but for 5 s at most.
 
         Return the last counts.
         """

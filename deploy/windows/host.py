@@ -27,7 +27,7 @@ class Host:
         self.finished = threading.Event()
         """Set when the agent has stopped."""
         self.exit_code = 0
-        """The agent's exit code, which is valid after `finished` is set."""
+        """The agent's exit code. It is valid after `finished` is set."""
         self.is_stopping = False
 
     def run(self, *arguments: str) -> int:

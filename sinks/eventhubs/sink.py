@@ -1,4 +1,4 @@
-"""The `eventhubs` sink, which sends records to Azure Event Hubs as CloudEvents.
+"""Implements the `eventhubs` sink, which sends records to Azure Event Hubs as CloudEvents.
 
 Event Hubs keeps the order of messages only within a partition. The sink therefore uses the EventId as the partition
 key, and a consumer reads all records of one event in order. A batch contains only records of one event, because all

@@ -1,4 +1,4 @@
-"""The `otlp` sink, which sends records as OpenTelemetry logs or traces over HTTP.
+"""Implements the `otlp` sink, which sends records as OpenTelemetry logs or traces.
 
 An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not say
 which ones, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the request,

@@ -1,4 +1,4 @@
-"""The `webhook` sink, which sends each record in an HTTP POST request.
+"""Implements the `webhook` sink, which sends each record in an HTTP POST request.
 
 The supported formats are CloudEvents, Alertmanager alerts, PagerDuty events, and custom templates. If a format cannot
 represent a record, the sink sends no request, and the record counts as delivered.

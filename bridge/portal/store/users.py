@@ -49,7 +49,7 @@ def keep_user(connection: Connection, user: User) -> None:
 def find_user(connection: Connection, name: str) -> User | None:
     """Return the user with this name in any spelling, or with this person key.
 
-    Prefer a local user. Raise BridgeError if the name is ambiguous among OpenID Connect users.
+    A local user takes precedence. Raises BridgeError if several OpenID Connect users, but no local user, have the name.
     """
     found = user_of(connection, local_key(name)) or user_of(connection, name)
     if found is not None:

@@ -148,12 +148,15 @@ def test_pages_are_compressed_and_each_has_another_csrf_token(office):
 
 def test_wave_is_one_line_and_can_be_held_with_other_events(tmp_path):
     with Office(tmp_path) as office:
-        wave = [fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",)) for vm in range(6)]
+        starts = {vm: NOW + timedelta(minutes=14 if vm == 3 else 15) for vm in range(6)}
+        wave = [
+            fleet_record(vm, event_id=f"E{vm}", resources=(f"vm_{vm}",), not_before=at) for vm, at in starts.items()
+        ]
         office.portal.send(*wave, fleet_record(8, event_id="B", resources=("vm_8",), event_type="Reboot"))
         ann = office.browser("ann")
         page = ann.page("/")
         assert len(lines(page)) == 2
-        assert "6 x Freeze, pause 6 VMs" in page.text
+        assert "6 x Freeze, pause 6 VMs, first vm_3 6 undecided" in page.text
         assert "1-2 of 2 lines, 7 events" in page.text
         [href] = {found["href"] for tag, found in page.tags if tag == "a" and "wave=" in (found.get("href") or "")}
         assert set(lines(ann.page(href))) == {key_of_event_id(f"E{vm}") for vm in range(6)}
