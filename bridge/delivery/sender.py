@@ -139,7 +139,7 @@ class _Overdue(Exception):
 class _Abandoned(BaseException):
     """Ends an abandoned thread.
 
-    It derives from BaseException, so that code on the thread that catches Exception does not catch it.
+    It derives from BaseException, so that ``except Exception`` does not catch it.
     """
 
 

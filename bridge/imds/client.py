@@ -154,8 +154,9 @@ class ImdsClient:
     def attested_document(self, nonce: str) -> str:
         """Return the document in which Azure signs this VM's identity and *nonce*, in base64.
 
-        IMDS can return an older document that contains a different nonce. Raises the same errors as `scheduled_events`,
-        but their messages never contain the nonce. Any thread can call this method.
+        IMDS can return the document of an earlier request, which contains the nonce of that request. The method raises
+        the same errors as `scheduled_events`, but the messages never contain the nonce. Any thread can call this
+        method.
         """
         path = _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe="")
         with closing(self._connection()) as connection:

@@ -157,7 +157,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Check that no decision in *only* has disappeared since the response *before*."""
+        """Check that the portal still returns each decision in *only* that *before* contained."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return
