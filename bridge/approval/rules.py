@@ -1,6 +1,6 @@
 """Applies local rules, which approve or hold events automatically.
 
-Rules match strictly, because no person reviews their decisions. A rule never matches a recommendation, and a condition
+Rules match strictly, because no one reviews what they approve. A rule never matches a recommendation, and a condition
 never matches an unknown value. An ``approve`` rule also requires that Resources and the name of this VM are known,
 because an approval affects every VM in Resources. A ``hold`` rule does not require this.
 

@@ -78,8 +78,8 @@ class Submitter:
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and its time, or None if IMDS does not respond.
 
-        The time is the wall-clock time when the request was sent, plus the time that has passed on the monotonic clock.
-        If the VM is paused in the meantime, the response therefore counts as old.
+        The returned time is when the request was sent, plus the time since then on the monotonic clock. If the VM was
+        paused while it waited for the response, the response then counts as old.
         """
         asked_at = self._clock.instant()
         try:

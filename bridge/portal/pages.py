@@ -106,7 +106,7 @@ async def event(site: Site, request: Request, person: Person) -> Response:
 
 
 async def chosen(site: Site, request: Request, person: Person) -> Response:
-    """``GET /decide``: let the person review the selected events and confirm the verdict."""
+    """``GET /decide``: show the selected events for review and confirmation."""
     if person.why_not_approver is not None:
         raise AccessDenied(403, person.why_not_approver)
     keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]

@@ -113,7 +113,8 @@ def live_decisions(
 ) -> tuple[int, Sequence[tuple[int, str, str]]]:
     """Return the last number, and the valid decisions with a number above *after*.
 
-    Each decision is a tuple of number, VM, and token. The hold of an open event remains valid even after it expires.
+    Each decision is a tuple with its number, its VM, and its token. As long as an event is open, a hold stays valid
+    even after its expiry.
     """
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     is_open = exists().where(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True))
