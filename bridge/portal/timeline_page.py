@@ -95,7 +95,6 @@ def _since(text: str | None, now: datetime, hours: int) -> datetime:
 
 
 WIDTH = 1_400
-_LAST_LABEL = 40  # the width of "29 Nov"
 _ROW = 22
 _TOP = 24
 _LEAST_BAR = 4.0
@@ -131,13 +130,14 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return round(min(max(share, 0.0), 1.0) * WIDTH, 1)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yield the x-coordinate and the label of each time on the axis."""
+        """Yield the position and label of each time on the axis. A label at the edge is empty."""
         minutes = next((each for each in _TICK_MINUTES if self.hours * 60 / each <= _MOST_TICKS), _TICK_MINUTES[-1])
         step = minutes * 60
         at = datetime.fromtimestamp(-(-self.since.timestamp() // step) * step, timezone.utc)
-        while self.x(at) < WIDTH - _LAST_LABEL:
-            is_midnight = (at.hour, at.minute) == (0, 0)
-            yield self.x(at), f"{at.day} {at:%b}" if is_midnight else f"{at:%H:%M}"
+        while at < self.until:
+            x, is_midnight = self.x(at), (at.hour, at.minute) == (0, 0)
+            label = f"{at.day} {at:%b}" if is_midnight else f"{at:%H:%M}"
+            yield x, label if x + len(label) * _CHARACTER <= WIDTH else ""
             at += timedelta(seconds=step)
 
 

@@ -6,11 +6,10 @@ from datetime import timedelta
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
-from page_kit import Office, Page
+from page_kit import ABLE, Office, Page
 
 from bridge.portal.fleet import key_of_event_id
 
-ABLE = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
 WAVE = "Freeze|westeurope|2026-11-20T11"
 
 
