@@ -45,7 +45,7 @@ from bridge.portal.store.decisions import add_decisions
 from bridge.portal.store.events import PAGE, EventFilter, event_of, events_of, list_events, newest_record, records_of
 from bridge.portal.store.open_events import collapsed, list_lines
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
-from bridge.portal.store.vms import VmFilter, list_vms
+from bridge.portal.store.vms import VmFilter, find_vms, read_vms
 from bridge.portal.users import Person
 from bridge.portal.verdicts import Choice
 from bridge.portal.vm_state import VmState
@@ -133,12 +133,12 @@ async def _records(site: Site, request: Request) -> Response:
 
 
 async def _agents(site: Site, _request: Request) -> Response:
-    page = await site.store.read(list_vms, VmFilter(), limit=_MOST_VMS)
-    known = {each.vm_key: each for each in page.vms}
+    every = [key for _, key in await site.store.read(find_vms, VmFilter())]
+    known = await site.store.read(read_vms, every[:_MOST_VMS])
     seen = site.connected_agents.all()
-    keys = [*known, *sorted(seen.keys() - known.keys())]
+    keys = [*every[:_MOST_VMS], *sorted(seen.keys() - known.keys())]
     agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": _agent(seen.get(key))} for key in keys]
-    return json_answer({"agents": agents, "total_vms": page.total})
+    return json_answer({"agents": agents, "total_vms": len(every)})
 
 
 async def _audit(site: Site, request: Request) -> Response:

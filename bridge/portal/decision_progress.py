@@ -175,5 +175,5 @@ def _stage_of(
     if decision.choice is Choice.APPROVE and decision.expires_at_seconds <= now.timestamp():
         return Stage.EXPIRED, "It expired before the agent polled."
     if agent is None:
-        return Stage.QUEUED, "The agent has never polled for decisions."
+        return Stage.QUEUED, "The agent has not polled for decisions within the last day."
     return Stage.QUEUED, _AWAY[agent.connection]

@@ -19,7 +19,7 @@ from bridge.clock import format_time
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import choice_of, group_of, text_of
 from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, vms_of
-from bridge.portal.store.open_events import collapsed, count_open, filter_values, list_lines
+from bridge.portal.store.open_events import affected_vms, collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
 from bridge.text import without_nul
 
@@ -83,7 +83,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_list(
     connection: Connection, query: ListQuery, person: Person, *, now: datetime, cursor: str | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the values of the first page for its template.
 
     The page lists announced events, and a few started and recently ended events. If the filter contains a state, the
@@ -106,6 +106,7 @@ def read_list(
     return {
         "page": page,
         "counts": count_open(connection, replace(any_decision, states=ANNOUNCED), now=at),
+        "affected": affected_vms(connection, EventFilter(scope=person.scope), now=at),
         "collapsed": collapsed(connection, announced, now=at),
         "started": [] if query.state or cursor else started.lines,
         "started_total": started.events,

@@ -6,10 +6,13 @@ agents in memory, but filters, sorts, and counts the VMs in the database.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from datetime import timedelta
 from urllib.parse import urlencode
 
+import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +22,7 @@ from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.login import redirect
 from bridge.portal.requests import MOST_ROWS, Form, RequestRefused, choice_of, text_of, whole_number
 from bridge.portal.site import Site
-from bridge.portal.store.vms import VmFilter, bind_name, count_vms, keys_of_vms, list_vms
+from bridge.portal.store.vms import VmFilter, bind_name, find_vms, read_vms
 from bridge.portal.users import AccessDenied, Person
 
 _PAGE = 50
@@ -29,6 +32,7 @@ _SILENT = timedelta(days=1)
 #: The values of the parameter `show`, and the names of the counts.
 SHOWN = {
     "refusing": "would not follow a decision",
+    "idle": "with no polling agent",
     "connected": "connected",
     "reconnecting": "reconnecting",
     "disconnected": "disconnected",
@@ -36,7 +40,30 @@ SHOWN = {
     "conflict": "with a name conflict",
     "all": "VMs",
 }
-_Agents = dict[str, AgentSeen]
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """The VMs that a person can see, and their agents."""
+
+    vms: set[str]
+    """The VMs that have sent a record. An agent can poll before its first record."""
+    agents: dict[str, AgentSeen]
+    """The agents that have polled within the last day."""
+    counted: dict[str, set[str]]
+    """The VMs that belong to each count of `SHOWN`, without the counts that need another query."""
+
+
+async def read_fleet(site: Site, person: Person) -> Fleet:
+    """Return the fleet that *person* can see."""
+    vms = await _find(site, VmFilter(scope=person.scope))
+    agents = {key: seen for key, seen in site.connected_agents.all().items() if not person.scope or key in vms}
+    counted = {"refusing": set[str](), "idle": vms - agents.keys(), **{each.value: set[str]() for each in Connection}}
+    for key, seen in agents.items():
+        counted[seen.connection.value].add(key)
+        why_not = seen.report.refusal(site.kid) if seen.connection is Connection.CONNECTED and site.kid else None
+        if why_not is not None or seen.connection is Connection.DISCONNECTED:
+            counted["refusing"].add(key)
+    return Fleet(vms=vms, agents=agents, counted=counted)
 
 
 async def show(site: Site, request: Request, person: Person) -> Response:
@@ -44,47 +71,40 @@ async def show(site: Site, request: Request, person: Person) -> Response:
     text = text_of(request, "q")
     shown = choice_of(request, "show", SHOWN, "all" if text else "refusing")
     first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)
-    cursor = (text_of(request, "name"), text_of(request, "key")) if first > 1 else None
-    everything = VmFilter(scope=person.scope)
-    agents, visible = site.connected_agents.all(), await site.store.read(keys_of_vms, everything)
-    if person.scope:
-        agents = {key: each for key, each in agents.items() if key in visible}
-    keys = _keys(agents, site.kid)
-    filters = {
-        **{name: replace(everything, vm_keys=found) for name, found in keys.items()},
-        "silent": replace(everything, silent_since=format_time(site.clock.now() - _SILENT)),
-        "conflict": replace(everything, is_conflict=True),
-        "all": everything,
+    cursor = (text_of(request, "name"), text_of(request, "key")) if first > 1 else ("", "")
+    fleet, everything = await read_fleet(site, person), VmFilter(scope=person.scope)
+    silent = replace(everything, silent_since=format_time(site.clock.now() - _SILENT))
+    counted = {
+        **fleet.counted,
+        "silent": await _find(site, silent),
+        "conflict": await _find(site, replace(everything, is_conflict=True)),
+        "all": fleet.vms,
     }
-    counts = {name: len(found) for name, found in keys.items()} | {"all": len(visible)}
-    for name in ("silent", "conflict"):
-        counts[name] = await site.store.read(count_vms, filters[name])
-    page = await site.store.read(list_vms, replace(filters[shown], text=text), limit=_PAGE, cursor=cursor)
-    unknown: list[str] = []
-    if not person.scope and not text:  # an agent can poll before its first record
-        found = keys.get(shown, agents if shown == "all" else ())
-        unknown = sorted(set(found) - visible)
+    matching = await site.store.read(find_vms, replace(everything, text=text))
+    found = [each for each in matching if each[1] in counted[shown]]
+    page = found[bisect_right(found, cursor) :][:_PAGE]
     following = None
-    if page.cursor is not None:
-        name, key = page.cursor
-        following = urlencode({"show": shown, "q": text, "first": first + len(page.vms), "name": name, "key": key})
+    if page and page[-1] != found[-1]:
+        name, key = page[-1]
+        following = urlencode({"show": shown, "q": text, "first": first + len(page), "name": name, "key": key})
+    unknown = set() if text else (fleet.agents.keys() if shown == "all" else counted[shown]) - fleet.vms
     return site.login.page(
         request,
         person,
         "agents.html",
-        counts=counts,
-        without_agent=len(visible - agents.keys()),
+        counts={name: len(keys) for name, keys in counted.items()},
         names=SHOWN,
         shown=shown,
         text=text,
-        page=page,
+        vms=await site.store.read(read_vms, [key for _, key in page]),
+        total=len(found),
         first=first,
-        agents=agents,
-        unknown=unknown,
+        agents=fleet.agents,
+        unknown=sorted(unknown),
         following=following,
-        versions=_versions(agents),
+        versions=_versions(fleet.agents),
         kid=site.kid,
-        has_shared_tokens=not all(seen.is_attested for seen in agents.values()),
+        has_shared_tokens=not all(seen.is_attested for seen in fleet.agents.values()),
     )
 
 
@@ -98,27 +118,11 @@ async def bind(site: Site, request: Request, person: Person, _form: Form) -> Res
     return redirect("/agents?show=conflict")
 
 
-async def count_agents(site: Site, person: Person) -> dict[str, int]:
-    """Return the number of ``disconnected`` and ``refusing`` agents that *person* can see."""
-    keys = _keys(site.connected_agents.all(), site.kid)
-    counts = {name: len(keys[name]) for name in ("disconnected", "refusing")}
-    for name, number in counts.items():
-        if person.scope and number:
-            counts[name] = await site.store.read(count_vms, VmFilter(scope=person.scope, vm_keys=keys[name]))
-    return counts
+async def _find(site: Site, wanted: VmFilter) -> set[str]:
+    return {key for _, key in await site.store.read(find_vms, wanted)}
 
 
-def _keys(agents: _Agents, kid: str | None) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"refusing": [], **{each.value: [] for each in Connection}}
-    for key, seen in agents.items():
-        found[seen.connection.value].append(key)
-        why_not = seen.report.refusal(kid) if seen.connection is Connection.CONNECTED and kid is not None else None
-        if why_not is not None or seen.connection is Connection.DISCONNECTED:
-            found["refusing"].append(key)
-    return found
-
-
-def _versions(agents: _Agents) -> list[tuple[str, int]]:
+def _versions(agents: Mapping[str, AgentSeen]) -> list[tuple[str, int]]:
     """Return the number of agents with each version."""
     counts = Counter(seen.report.version or "unknown" for seen in agents.values())
     shown = counts.most_common(_MOST_VERSIONS)

@@ -56,7 +56,7 @@ def _why_not(vm: VmOfEvent, event: EventState, agents: Mapping[str, AgentSeen], 
     """Return the reason why the agent of *vm* would not act on an approval, or None."""
     seen = agents.get(vm.vm_key)
     if seen is None or not _has_vm_id(vm.vm_key):
-        return "has never polled for decisions"
+        return "has not polled for decisions within the last day"
     why = seen.why_not(kid)
     if why is not None:
         return why

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from fleet_records import NOW, fleet_record, stream_id_of
+from fleet_records import NOW, fleet_record, stream_id_of, vm_id_of
 from fold_kit import ARRIVAL, add, all_events
 from msgspec.structs import replace
 from portal_databases import audit_fault
@@ -18,7 +18,7 @@ from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.retention import delete_old, trim_vms
-from bridge.portal.store.vms import VmFilter, list_vms
+from bridge.portal.store.vms import read_vms
 
 
 def rows(store, table):
@@ -70,7 +70,7 @@ def test_invented_streams_of_a_vm_do_not_accumulate(store):
     for stream in range(40):
         at = format_time(NOW + timedelta(seconds=stream))
         add(store, fleet_record(0, stream=stream, transition=Transition.HEARTBEAT), at=at)
-    [listed] = store.read(list_vms, VmFilter()).vms
+    [listed] = store.read(read_vms, [vm_id_of(0)]).values()
     assert list(listed.streams) == [stream_id_of(0, stream) for stream in range(24, 40)]
 
 
@@ -103,11 +103,11 @@ def test_vm_beyond_its_limits_still_confirms_events_of_other_vms(store):
 
 def test_heartbeats_do_not_use_the_storage_of_a_vm(store):
     add(store, fleet_record(0, event_id="A"))
-    [before] = store.read(list_vms, VmFilter()).vms
+    [before] = store.read(read_vms, [vm_id_of(0)]).values()
     for sequence in range(2, 12):
         active = ("A",) if sequence % 2 else ()
         beat = fleet_record(0, sequence=sequence, transition=Transition.HEARTBEAT, active=active)
         add(store, replace(beat, event=None))
-    [after] = store.read(list_vms, VmFilter()).vms
+    [after] = store.read(read_vms, [vm_id_of(0)]).values()
     assert (before.open_events, after.open_events) == (1, 1)
     assert after.stored_bytes == before.stored_bytes

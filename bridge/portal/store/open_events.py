@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from bridge.portal.fleet import summary_of
-from bridge.portal.schema import event_groups, events, vms
+from bridge.portal.schema import event_groups, event_vms, events, vms
 from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import (
     DECISIONS,
@@ -142,6 +142,13 @@ def collapsed(connection: Connection, wanted: EventFilter, *, now: str) -> list[
     query = query.outerjoin(vms, vms.c.vm_key == events.c.sole_vm_key).group_by(events.c.sole_vm_key, vms.c.name)
     rows = connection.execute(query.order_by(vms.c.name))
     return [Collapsed(vm_key=row.sole_vm_key, name=row.name or row.sole_vm_key, count=row.number) for row in rows]
+
+
+def affected_vms(connection: Connection, wanted: EventFilter, *, now: str) -> set[str]:
+    """Return the members of the open events."""
+    query = select(event_vms.c.vm_key).join(events, events.c.event_key == event_vms.c.event_key)
+    members = query.where(*open_conditions(wanted, now=now), event_vms.c.is_member.is_(True))
+    return set(connection.execute(members).scalars())
 
 
 def _alone() -> Any:

@@ -6,10 +6,10 @@ Filters apply in SQL before any counting or truncation.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, delete, or_, select, tuple_
 
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
@@ -19,8 +19,6 @@ from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import contains_text, in_parts, rows_in, upsert
 from bridge.portal.store.ingest import INVENTORY, lock_vms, settle_again
 from bridge.portal.vm_state import VmState, place_of, vm_of
-
-PAGE = 100
 
 
 class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,48 +32,24 @@ class VmFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Only the VMs that have sent no record after this time."""
     is_conflict: bool | None = None
     """Only the VMs that claim a name that belongs to another VM."""
-    vm_keys: Sequence[str] | None = None
-    """Only these VMs, for example the VMs of disconnected agents."""
 
 
-class VmPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of VMs."""
-
-    vms: tuple[VmState, ...]
-    total: int
-    cursor: tuple[str, str] | None
-    """The name and the key of the last VM of this page, or None on the last page."""
+def find_vms(connection: Connection, wanted: VmFilter) -> list[tuple[str, str]]:
+    """Return the name, in lower case, and the key of each VM that matches *wanted*, sorted."""
+    query = select(vms.c.name, vms.c.vm_key).where(*_conditions(wanted))
+    return sorted((row.name, row.vm_key) for row in connection.execute(query))
 
 
-def list_vms(
-    connection: Connection, wanted: VmFilter, *, limit: int = PAGE, cursor: tuple[str, str] | None = None
-) -> VmPage:
-    """Return a page of VMs, sorted by name."""
-    where = _conditions(wanted)
-    total = count_vms(connection, wanted)
-    if cursor is not None:
-        where.append(tuple_(vms.c.name, vms.c.vm_key) > tuple_(*cursor))
-    query = select(vms).where(*where).order_by(vms.c.name, vms.c.vm_key).limit(limit + 1)
-    rows = list(connection.execute(query))
-    following = (rows[limit - 1].name, rows[limit - 1].vm_key) if len(rows) > limit else None
-    return VmPage(vms=tuple(vm_of(row.body) for row in rows[:limit]), total=total, cursor=following)
-
-
-def count_vms(connection: Connection, wanted: VmFilter) -> int:
-    """Return the number of VMs that match *wanted*."""
-    query = select(func.count()).select_from(vms).where(*_conditions(wanted))
-    return int(connection.execute(query).scalar_one())
-
-
-def keys_of_vms(connection: Connection, wanted: VmFilter) -> set[str]:
-    """Return the keys of the VMs that match *wanted*."""
-    return set(connection.execute(select(vms.c.vm_key).where(*_conditions(wanted))).scalars())
-
-
-def vm_names(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
-    """Return the name of each known VM of *keys*."""
+def read_vms(connection: Connection, keys: Sequence[str]) -> dict[str, VmState]:
+    """Return the known VMs of *keys*, in the same order."""
     rows = rows_in(connection, select(vms.c.vm_key, vms.c.body), vms.c.vm_key, keys)
-    return {row.vm_key: vm_of(row.body).name or row.vm_key for row in rows}
+    bodies = {row.vm_key: row.body for row in rows}
+    return {key: vm_of(bodies[key]) for key in keys if key in bodies}
+
+
+def vm_names(connection: Connection, keys: Sequence[str]) -> dict[str, str]:
+    """Return the name of each known VM of *keys*."""
+    return {key: vm.name or key for key, vm in read_vms(connection, keys).items()}
 
 
 def vms_of_event(connection: Connection, event: EventState) -> list[str]:
@@ -117,7 +91,7 @@ def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -
     rows = [{"vm_key": each.vm_key, "name": each.name, "groups": "\n".join(each.groups)} for each in entries]
     if rows:
         connection.execute(inventory.insert(), rows)
-    for part in in_parts(sorted(keys_of_vms(connection, VmFilter()))):
+    for part in in_parts(sorted(key for _, key in find_vms(connection, VmFilter()))):
         settle_again(connection, part)
 
 
@@ -131,6 +105,4 @@ def _conditions(wanted: VmFilter) -> list[ColumnElement[bool]]:
         found.append(vms.c.heard_at < wanted.silent_since)
     if wanted.is_conflict is not None:
         found.append(vms.c.is_conflict.is_(wanted.is_conflict))
-    if wanted.vm_keys is not None:
-        found.append(vms.c.vm_key.in_(wanted.vm_keys))
     return found
