@@ -32,7 +32,7 @@ _SILENT = timedelta(days=1)
 #: The values of the parameter `show`, and the names of the counts.
 SHOWN = {
     "refusing": "would not follow a decision",
-    "idle": "with no polling agent",
+    "idle": "not polling",
     "connected": "connected",
     "reconnecting": "reconnecting",
     "disconnected": "disconnected",

@@ -64,8 +64,8 @@ def test_event_page_shows_the_agent_of_each_vm_and_the_records(office):
     office.portal.send(fleet_record(7, seconds=7))
     page = office.browser("vic").page(f"/events/{A}")
     assert "vm_0 announced connected" in page.text
-    assert "vm_1 announced no polling agent" in page.text
-    assert "vm_7 not a VM of the event announced no polling agent" in page.text
+    assert "vm_1 announced not polling" in page.text
+    assert "vm_7 not a VM of the event announced not polling" in page.text
     assert page.text.count('"transition": "scheduled"') == 3
 
 

@@ -35,14 +35,14 @@ def test_fleet_page_shows_counts_and_agents_that_would_not_follow(office):
     office.poll(1, version="9.8", kids=["other"], dry_run=True)
     vic = office.browser("vic")
     page = vic.page("/agents").text
-    assert "1 would not follow a decision 1 with no polling agent 2 connected 0 reconnecting" in page
+    assert "1 would not follow a decision 1 not polling 2 connected 0 reconnecting" in page
     assert "vm_1 connected no: it does not trust the key p1 9.8" in page
     assert "vm_0 connected" not in page
     assert "1-1 of 1" in page
     assert "9.8 1 (50.0 %)" in page
     every = vic.page("/agents?show=all").text
     assert "vm_0 connected yes 9.9" in every
-    assert "vm_2 no polling agent no: it has not polled for decisions within the last day unknown" in every
+    assert "vm_2 not polling no: it has not polled for decisions within the last day unknown" in every
     assert "Use shared tokens only for trials." in every
     assert vic.get("/agents?show=other").status_code == 400
 
@@ -53,9 +53,9 @@ def test_vms_without_a_polling_agent_are_listed_and_counted_if_they_have_an_even
     office.poll(0, **ABLE)
     ann = office.browser("ann")
     page = ann.page("/agents?show=idle").text
-    assert "3 with no polling agent 1 connected" in page
+    assert "3 not polling 1 connected" in page
     assert "1-3 of 3" in page
-    assert "1 VM with an event and no polling agent" in ann.page("/").text
+    assert "0 agents would not follow a decision 0 disconnected 1 affected VM not polling" in ann.page("/").text
 
 
 def test_disconnected_and_silent_vms_are_counted_and_listed(office, clock):
@@ -93,7 +93,7 @@ def test_search_pages_and_scope(office):
     assert ann.get("/agents?first=x").status_code == 400
     assert "2 would not follow a decision" in ann.page("/agents").text
     limited = sam.page("/agents").text
-    assert "1 would not follow a decision 59 with no polling agent 1 connected" in limited
+    assert "1 would not follow a decision 59 not polling 1 connected" in limited
     assert "60 VMs" in limited
     assert "vm_2" not in limited
 
