@@ -41,8 +41,8 @@ def next_batch(
 ) -> list[Delivery]:
     """Return the rows for the next request, or [] if no row is due.
 
-    *after* contains the rows of the previous request, which must not be sent again. If *fresh_event* is set, the
-    function returns only the first row of that event.
+    Do not return a row in *after*, because the previous request contains it. If *fresh_event* is the key of an event,
+    return only the first row of this event.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]

@@ -32,7 +32,10 @@ _HOUR = timedelta(hours=1)
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters in the URL of the first page. An empty filter matches every event."""
+    """Filters for the events on the first page, taken from its URL.
+
+    An empty filter matches every event.
+    """
 
     q: str = ""
     type: str = ""

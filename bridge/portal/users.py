@@ -92,8 +92,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        An approver with a limited scope can hold an event if at least one of its VMs is in the scope. To approve it,
-        all names in Resources must be confirmed and in the scope, because an approval affects all of them.
+        A person with a limited scope can hold an event that affects any VM in this scope. An approval affects all VMs
+        in Resources, so the person can approve the event only if every one of them is confirmed and in the scope.
         """
         if self.why_not_approver is not None:
             return self.why_not_approver
