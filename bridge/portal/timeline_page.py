@@ -137,7 +137,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         while at < self.until:
             x, is_midnight = self.x(at), (at.hour, at.minute) == (0, 0)
             label = f"{at.day} {at:%b}" if is_midnight else f"{at:%H:%M}"
-            yield x, label if x + len(label) * _CHARACTER <= WIDTH else ""
+            yield x, label if x + (len(label) + 1) * _CHARACTER <= WIDTH else ""
             at += timedelta(seconds=step)
 
 

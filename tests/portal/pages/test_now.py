@@ -44,6 +44,14 @@ def test_line_contains_the_start_the_event_and_the_decision(office):
     assert 'class="countdown is-soon"' in page.html
 
 
+def test_line_of_an_approved_event_states_that_it_starts_earlier(office):
+    for name in ("ann", "bob"):
+        office.browser(name).submit(f"/events/{A}", "approve")
+    text = office.browser("vic").page("/").text
+    assert "< 19m 00s Freeze, 5 s pause vm_0, vm_1 +1 West approved by" in text
+    assert "starts early, or at 11:20" in text
+
+
 def test_counts_are_links_to_the_filtered_list(office):
     office.browser("ann").submit(f"/events/{B}", "hold")
     vic = office.browser("vic")
