@@ -101,11 +101,11 @@ class ControlServer:
             self.close()
         if self._listener is not None:
             return
-        with suppress(OSError):
-            RUN_DIRECTORY.mkdir(exist_ok=True)
         problem: Exception | None = None
         for address in addresses(self._directory):
             try:
+                if Path(address).parent == RUN_DIRECTORY:
+                    RUN_DIRECTORY.mkdir(exist_ok=True)
                 self._listen(address)
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread
                 problem = error

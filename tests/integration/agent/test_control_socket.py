@@ -7,8 +7,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.connection import Client
+from pathlib import Path
 
 import pytest
 from readable_source import readable_source
@@ -46,6 +48,13 @@ try:
 except AccessDenied as error:
     print(error)
 """
+
+
+@pytest.fixture
+def tmp_path():
+    """Return a directory with a short path, because the path of a socket must be short."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture
@@ -142,6 +151,7 @@ def test_socket_of_a_directory_with_a_long_path_is_in_run(tmp_path, state, serve
     long = state / ("d" * 60) / ("e" * 60)
     long.mkdir(parents=True)
     assert len(addresses(long)) == 1
+    assert not (tmp_path / "run").exists()
     serve(directory=long)
     serve(lambda _name, _arguments: pytest.fail("the other agent was asked"))
     assert asked(long) is None
