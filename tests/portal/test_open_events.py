@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from bridge.clock import format_time
 from bridge.portal.fleet import key_of_event_id
+from bridge.portal.schema import events
 from bridge.portal.store.events import EventFilter
 from bridge.portal.store.open_events import collapsed, count_open, list_lines
 
@@ -96,6 +97,18 @@ def test_nul_in_type_and_region_does_not_prevent_a_wave(store):
     [line] = lines(store)[0].lines
     assert line.wave.events == 5
     assert lines(store, EventFilter(wave=line.wave.key))[0].total == 5
+
+
+def test_approved_events_come_first_and_leave_their_wave_unless_an_agent_refused(wave):
+    add(wave, announced(9, minutes=30), at=AT)
+    for event_id, is_refused in (("E-2", False), ("E-7", False), ("E-6", True)):
+        approved = {"decision": "approved", "decision_digest": events.c.digest, "decision_until": "9999"}
+        change = events.update().where(events.c.event_key == key_of_event_id(event_id))
+        change = change.values(**approved, is_refused=is_refused)
+        wave.write(lambda c, change=change: c.execute(change))
+    approved, others = [("E-2", None), ("E-7", None)], [("E-5", None), ("E-6", None), ("E-0", 5), ("E-8", None)]
+    page, found = lines(wave, limit=1)
+    assert found + lines(wave, cursor=page.cursor)[1] == approved + others
 
 
 def test_pagination_returns_each_line_once(wave):

@@ -1,6 +1,7 @@
 """Lists and counts open events, in the order in which Azure starts them.
 
-Events with a future NotBefore come first, ordered by NotBefore. All others follow, newest first.
+Approved events come first, because an agent starts them within seconds. Then come the other events with a future
+NotBefore. Both are ordered by NotBefore. All others follow, newest first.
 
 If more than two open events are reported by the same single VM, they do not appear in the lists and counts. Instead,
 `collapsed` returns one line for that VM.
@@ -58,20 +59,23 @@ def list_lines(
 ) -> LinePage:
     """Return a page of open events in the order in which Azure starts them.
 
-    A wave of five or more events is shown as one line, unless *wanted* selects that wave. The cursor keeps the time
-    when the first page was read, so the order stays the same on all pages.
+    A wave of five or more events that are not approved is shown as one line, unless *wanted* selects that wave. The
+    cursor keeps the time when the first page was read, so the order stays the same on all pages.
     """
     at, first, place = now, 1, None
     if cursor is not None:
         first, at, *place = cursor_parts(cursor, 5)
     where = open_conditions(wanted, now=now)
     decision = case(*((is_decision(each, now), each) for each in DECISIONS[:-1]), else_=None)
-    columns = (*(events.c[name] for name in ("event_key", "sort_at", "wave", "decided_by")), decision.label("decision"))
+    names = ("event_key", "sort_at", "wave", "decided_by", "is_refused")
+    columns = (*(events.c[name] for name in names), decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
-    sizes = Counter(row.wave for row in rows if row.wave) if has_waves and wanted.wave is None else Counter()
+    waves = {row.event_key: row.wave for row in rows if has_waves and wanted.wave is None and not _starts_early(row)}
+    sizes = Counter(filter(None, waves.values()))
     lines: dict[str, list[Any]] = {}
     for row in sorted(rows, key=lambda row: _place(row, at)):
-        lines.setdefault(row.wave if sizes[row.wave] >= _LEAST_OF_WAVE else row.event_key, []).append(row)
+        wave = waves.get(row.event_key)
+        lines.setdefault(wave if wave and sizes[wave] >= _LEAST_OF_WAVE else row.event_key, []).append(row)
     left = [each for each in lines.values() if place is None or _place(each[0], at) > tuple(place)]
     shown = _lines_of(connection, left[:limit])
     following = None
@@ -80,11 +84,15 @@ def list_lines(
     return LinePage(lines=shown, total=len(lines), events=len(rows), first=first, cursor=following)
 
 
+def _starts_early(row: Any) -> bool:
+    return row.decision == "approved" and not row.is_refused
+
+
 def _place(row: Any, at: str) -> tuple[str, str, str]:
-    """Return the sort key of an event: future events first, then all others, newest first."""
-    if row.sort_at > at:
-        return "0", row.sort_at, row.event_key
-    return "1", row.sort_at.translate(_REVERSED), row.event_key
+    """Return the sort key of an event: approved, then future, then all others, newest first."""
+    if _starts_early(row) or row.sort_at > at:
+        return "0" if _starts_early(row) else "1", row.sort_at, row.event_key
+    return "2", row.sort_at.translate(_REVERSED), row.event_key
 
 
 def _lines_of(connection: Connection, found: Sequence[Sequence[Any]]) -> tuple[Line, ...]:

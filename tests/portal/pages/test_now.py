@@ -44,10 +44,13 @@ def test_line_contains_the_start_the_event_and_the_decision(office):
     assert 'class="countdown is-soon"' in page.html
 
 
-def test_line_of_an_approved_event_states_that_it_starts_earlier(office):
+def test_approved_event_is_first_and_states_that_it_starts_earlier(office):
     for name in ("ann", "bob"):
         office.browser(name).submit(f"/events/{A}", "approve")
-    text = office.browser("vic").page("/").text
+    page = office.browser("vic").page("/")
+    text = page.text
+    assert lines(page) == [A, B]
+    assert "1 approved" in text
     assert "< 19m 00s Freeze, 5 s pause vm_0, vm_1 +1 West approved by" in text
     assert "starts early, or at 11:20" in text
 
@@ -56,7 +59,9 @@ def test_counts_are_links_to_the_filtered_list(office):
     office.browser("ann").submit(f"/events/{B}", "hold")
     vic = office.browser("vic")
     page = vic.page("/")
-    counts = "2 announced 1 undecided 1 under 10 min 1 held 0 waiting for a second approver 0 refused 1 started"
+    counts = (
+        "2 announced 1 undecided 1 under 10 min 0 approved 1 held 0 waiting for a second approver 0 refused 1 started"
+    )
     assert counts in page.text
     links = {
         found["href"]: lines(vic.page(found["href"]))
@@ -66,6 +71,7 @@ def test_counts_are_links_to_the_filtered_list(office):
     assert links == {
         "/?decision=undecided": [A],
         "/?soon=1": [B],
+        "/?decision=approved": [],
         "/?decision=held": [B],
         "/?decision=waiting": [],
         "/?decision=refused": [],
