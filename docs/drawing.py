@@ -1,7 +1,7 @@
 """A small SVG canvas for the pictures and plots of the documentation.
 
-Each picture has a light and a dark version, and ``<picture>`` selects the one to show. A drawing refers to its colors
-by names such as "text" and "line", and each version has a palette that defines them.
+Each picture has a light and a dark version, and the browser selects one of them (``<picture>``). A drawing refers to
+its colors by names such as "text" and "line". Each version has a palette that maps these names to colors.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Each file in docs/figures contains the measurements for one chart, with their da
 1. Run the benches with ``BENCH_JSON=docs/figures pytest -m bench``.
 2. Run `docs/generate.py`.
 
-The benches do not measure other programs. Their figures come from a manual run of 90 minutes alongside the agent.
+The benches measure only the agent. Other programs ran alongside the agent for 90 minutes in a manual run.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class BlockingSink(Sink):
     def run(self, work: Callable[[], None]) -> None:
         """Call *work* in a separate thread. Raise DeliveryFailed after `timeout_seconds`.
 
-        If an earlier call is still blocked, *work* waits for it to return, and this wait counts toward the timeout. If
-        *work* raises an exception, this method raises it again.
+        If an earlier call is still blocked, this method first waits for that call. The wait counts toward the timeout.
+        If *work* raises an exception, this method raises the same exception.
         """
         deadline = time.monotonic() + self.config.timeout_seconds
         if self._last is not None:

@@ -9,9 +9,9 @@ code determines what happens to the record:
 - Any other exit code: The record is parked. An operator can resend a parked record with `outbox retry`.
 - No exit before the deadline: The agent kills the program and its process group, and parks the record.
 
-The agent does not rerun a failed program until someone runs `outbox retry`, because a drain might be only half
-complete. However, it does rerun the program, with the same `SCHEDULED_EVENT_ID`, if the agent was killed while the
-program was running, or if SIGTERM, SIGINT, or SIGHUP ended the program.
+A failed drain might be half complete, so the agent does not rerun a failed program until someone runs `outbox retry`.
+However, if the agent was killed while the program was running, or if SIGTERM, SIGINT, or SIGHUP ended the program, the
+agent reruns the program with the same `SCHEDULED_EVENT_ID`.
 
 The sink runs one program at a time, so other records must wait. To avoid delaying urgent events, configure a separate
 `[[sinks]]` table for them.

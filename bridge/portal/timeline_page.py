@@ -1,8 +1,8 @@
 """Serves the timeline, and computes the coordinates of its bars.
 
-The URL contains the period. By default, it is the past 24 hours and the next 7 days. Each bar has two parts: the
-notice, from the announcement to the start, and the impact, from the start to the end. Bars and labels that do not
-overlap can share a row. The table below the picture contains the same data.
+The URL contains the period. The default is the past 24 hours and the next 7 days. Each bar has two parts: the notice,
+from the announcement to the start, and the impact, from the start to the end. Bars and labels that do not overlap can
+share a row. The table below the picture contains the same data.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     def why_not_decide(self, event: EventState, *, is_hold: bool = False) -> str | None:
         """Return the reason why this person must not decide on *event*, or None.
 
-        A person with a limited scope can hold an event that affects any VM in this scope. An approval affects all VMs
-        in Resources, so the person can approve the event only if every one of them is confirmed and in the scope.
+        A person with a limited scope can hold an event if at least one of its VMs is in the scope. An approval affects
+        all VMs in Resources, so the person can approve only if each of these VMs is confirmed and in the scope.
         """
         if self.why_not_approver is not None:
             return self.why_not_approver
@@ -182,8 +182,8 @@ class Users:
     def csrf_token(self, person: Person, pad: str = "") -> str:
         """Return a CSRF token that is valid for the session of *person*.
 
-        Responses are compressed. If they all contained the same token, an attacker who can add text to a URL could
-        guess the token from the response's size (the BREACH attack), so each token has a random pad.
+        The portal compresses responses. If they all contained the same token, an attacker who can add text to a URL
+        could guess the token from their size (the BREACH attack). A random pad therefore makes each token different.
         """
         pad = pad or secrets.token_hex(16)
         key = hmac.digest(self._csrf_key, (person.session_sha256 or person.key).encode(), hashlib.sha256)

@@ -1,8 +1,8 @@
-"""Defines the verdicts of people on events, and combines them by the two-person rule.
+"""Defines people's verdicts on events, and combines them under the two-person rule.
 
 A verdict is one person's choice to approve or hold an event. This module combines the verdicts on an event, and
-`deciding` then signs the decisions. Under the two-person rule, an event must be approved by `people.required_approvals`
-different people.
+`deciding` then signs the decisions. Under the two-person rule, `people.required_approvals` different people must
+approve an event.
 
 These rules apply to the verdicts on one event:
 
@@ -129,10 +129,10 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 def lift(
     verdict: Verdict, person_key: str, barred: Container[str], *, at: str, until: str, required: int
 ) -> tuple[dict[str, str], int]:
-    """Return the lifts of *verdict*, and how many more people must agree to withdraw it.
+    """Return the consents to withdraw *verdict*, and how many more people must agree.
 
-    A lift is one person's consent to withdraw a hold. The result includes the consent of *person_key*, valid until
-    *until*, and earlier lifts that are still valid at *at*. Withdrawing an approval or one's own hold needs no consent.
+    The result includes the consent of *person_key*, which expires at the time *until*, and earlier consents that are
+    still valid at the time *at*. No one needs consent to withdraw an approval or their own hold.
     """
     lifts = {key: end for key, end in verdict.lifts.items() if at < end and key not in barred}
     lifts[person_key] = until

@@ -1,11 +1,11 @@
 """The view of an event for one person: its state, its buttons, and its verdicts.
 
-The sentences never imply that someone can prevent an event, because Azure starts it at its NotBefore time even without
-an approval. For each event, the page first states what happens if no one acts. Next to each button, it describes the
-effect and lists all affected VMs.
+The page's sentences never imply that someone can prevent an event, because Azure starts the event at its NotBefore time
+even without an approval. For each event, the page first states what happens if no one acts. Next to each button, the
+page describes the effect and lists all affected VMs.
 
-If an event has members, its history shows only what its members reported about changes by Azure. The table of VMs on
-the same page also includes reports from other VMs.
+If an event has members, its history omits what other VMs reported about changes by Azure. The table of VMs on the same
+page includes these reports.
 """
 
 from __future__ import annotations

@@ -91,8 +91,9 @@ class VmState(msgspec.Struct, kw_only=True):
     def position_of(self, record: TransitionRecord) -> Position:
         """Return the position of *record* among the records of this VM.
 
-        The UUIDv7 of a stream contains its creation time, but the portal uses no time later than the stream's first
-        arrival. Otherwise, a stream from a clock that was ahead would take precedence over newer streams.
+        A stream's UUIDv7 contains its creation time. If that is later than the arrival of its first record, the portal
+        uses the arrival time. Otherwise, a stream from a VM whose clock was ahead would take precedence over newer
+        streams.
         """
         arrival = self.streams.get(record.stream_id, self.heard_at)
         milliseconds = int(parse_time(arrival).timestamp() * 1000)

@@ -74,7 +74,7 @@ class RenewedToken:
     """A token that a background thread renews.
 
     *fetch* requests a token, and may hang or raise any exception. Error messages name *source*, the issuer of the
-    token. If *fetch* raises an exception, they also contain *advice*.
+    token. If *fetch* raises an exception other than CredentialFailed, the message also contains *advice*.
     """
 
     def __init__(

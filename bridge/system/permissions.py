@@ -32,7 +32,7 @@ def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) 
     """Return why an untrusted user can change *path*, or None if no untrusted user can.
 
     The root user and *users* are trusted. If *path* does not exist, only its existing parent directories are checked.
-    Tests can replace the list of mounts with another file, *mounts*.
+    The file *mounts* lists the mounts, and tests can pass another file.
     """
     if sys.platform == "win32":
         return None

@@ -77,7 +77,7 @@ class RunningTime:
 
     While the VM is frozen, the monotonic clock can keep running or jump. Callers therefore wait in short steps, and
     `next_wait` returns the length of each step. If a step takes much longer than planned, only a tenth of its planned
-    length counts.
+    length counts toward the limit.
     """
 
     def __init__(self, seconds: float) -> None:

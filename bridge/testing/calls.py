@@ -83,7 +83,7 @@ def fail(message: str) -> NoReturn:
 
 
 def expect_accepted(error: BaseException | None) -> None:
-    """Fail the test if the sink raised *error*, although the peer accepts all records."""
+    """Fail the test if *error* is not None, because the peer accepts all records."""
     if error is not None:
         raise AssertionError(f"The peer accepted the records, but the sink raised {error!r}.") from error
 

@@ -1,4 +1,4 @@
-"""Runs an HTTP server for tests, which records requests and sends prepared responses.
+"""Runs a test server that records HTTP requests and sends prepared responses.
 
 When the server rejects a request, its response echoes the request, including the path and the credentials. A test can
 then check that the sink masks its secrets if it copies the response into an error message.
@@ -132,8 +132,8 @@ class HttpPeer(Peer):
 def _echo(request: Request) -> bytes:
     """Return *request* as text, with its secrets first.
 
-    Sinks quote only the start of a response in their error messages. The secrets therefore come first, so that a test
-    can check that the sink masks them.
+    A sink's error message quotes only the start of a response. This start contains the secrets, so that a test can
+    check whether the sink masks them.
     """
     headers = {name: value for name, value in request.headers.items() if name not in _DULL_HEADERS}
     authorization = headers.pop("authorization", None)

@@ -49,7 +49,7 @@ class Census:
         return cls.taken()
 
     def settled(self) -> Census:
-        """Count again until no count is higher than in this census, but for 5 s at most.
+        """Count again for up to 5 s, until no count is higher than in this census.
 
         Return the last counts.
         """
@@ -79,7 +79,7 @@ def _sockets() -> int:
 class Lag:
     """Measures how late a thread wakes from a 5 ms sleep.
 
-    On a busy machine, any call can exceed its deadline by a similar delay.
+    On a busy machine, any other call can be late by about the same time.
     """
 
     def __init__(self) -> None:

@@ -240,7 +240,7 @@ def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) 
 
 
 def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None:
-    """Write the files of the main archive to *directory*, and extra files to *extras*."""
+    """Write the main archive's files to *directory*, and the extras archive's to *extras*."""
     locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
     targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
     for target in targets:

@@ -8,7 +8,7 @@ install.sh runs this file with the installed agent's Python interpreter.
     PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Reasons that are also
                                         in FILE, which contains the output of `reasons`, do not count
 
-The service user might not have access to this file, so the installer passes its content to Python on standard input.
+The service user might not have access to this file, so the installer passes the file to Python on standard input.
 """
 
 from __future__ import annotations

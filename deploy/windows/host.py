@@ -61,8 +61,8 @@ def redirect_output(path: Path) -> None:
 
     If the file is too large, first rename it to *path*.1.
 
-    The function replaces the file descriptors 1 and 2, so the file also contains the messages of an interpreter that
-    crashes.
+    The function replaces the file descriptors 1 and 2. If the interpreter crashes, its messages are therefore in the
+    file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LONGEST_LOG_BYTES:

@@ -148,7 +148,7 @@ class LoopThread:
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop with resettable connections and host name lookups in daemon threads.
 
-    The loop does not use asyncio's default resolver, because its threads can prevent the process from exiting.
+    The loop does not use asyncio's default resolver, because the resolver's threads can keep the process running.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

@@ -57,8 +57,8 @@ class HttpsSender:
     def check(self) -> None:
         """Test the connection without sending a record.
 
-        Status 401 and 403 count as success, because the test request requires the Manage permission, which the agent
-        does not need to send records.
+        The test request requires the Manage permission, which the agent does not need for sending records. Status 401
+        and 403 therefore count as success.
         """
         endpoint, headers, left = self._prepared("")
         status = endpoint.request("GET", None, headers, deadline_seconds=left).status_code

@@ -179,7 +179,7 @@ class Endpoint:
         """Send a request without a body and return the response.
 
         Raise DeliveryFailed if no response arrives, or if the status is a redirect (3xx), a server error (5xx except
-        501), or in *failing*. Any other status, such as 400 or 405, shows that the server exists.
+        501), or one of *failing*. Any other status, such as 400 or 405, shows that the server exists.
         """
         response = self.request(method, None, {})
         status = response.status_code

@@ -1,8 +1,8 @@
 """Signs webhook requests according to the Standard Webhooks specification.
 
 The signature is an HMAC-SHA256 of the text `id.timestamp.body`. The `webhook-signature` header contains the signature,
-`webhook-id` contains the record's `id`, and `webhook-timestamp` contains the time in Unix seconds. The key is the
-base64 text after the prefix `whsec_` of a secret.
+`webhook-id` contains the record's `id`, and `webhook-timestamp` contains the time in Unix seconds. A secret consists of
+the prefix `whsec_` and the key in base64.
 
 If more than one secret is configured, the `webhook-signature` header contains one signature per secret. While you
 rotate a secret, receivers can verify requests with either the old or the new one.

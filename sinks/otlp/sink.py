@@ -1,8 +1,8 @@
 """Implements the `otlp` sink, which sends records as OpenTelemetry logs or traces.
 
 An OTLP receiver can accept a request but reject some of its records (`partial_success`). The response does not say
-which ones, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the request,
-which is why `max_batch` is 1 by default.
+which ones, and OTLP does not allow clients to resend the request. The agent therefore parks all records of the request.
+To avoid parking accepted records, `max_batch` is 1 by default.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
             raise ValueError("url is missing. Set url. If the path of the URL is a secret, set url_file or url_env.")
 
     def check_url(self, url: str, *, is_secret: bool) -> None:
-        """Raise ValueError if *url* is invalid, or contains a password but is not secret."""
+        """Raise ValueError if *url* is invalid, or if it contains a password and is not secret."""
         if self.format == "template" and is_url_template(url):
             check_url_template(url)
         elif is_secret:

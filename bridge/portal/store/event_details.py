@@ -145,7 +145,7 @@ def _decisions(connection: Connection, keys: Iterable[str]) -> list[SignedDecisi
 
 
 def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, TransitionRecord]]:
-    """Yield the outcomes reported by the event's members and the recipients of its decisions.
+    """Yield outcomes that come from members of the event or from recipients of its decisions.
 
     Outcomes from other VMs do not count.
     """
@@ -168,7 +168,7 @@ def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecis
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:
-    """Yield outcomes of rules, and those of decisions that the recipient itself reported."""
+    """Yield outcomes of rules, and outcomes of decisions signed for the VM that reports them."""
     audience = {each.jws_sha256: each.vm_key for each in signed}
     for record in outcomes:
         hashes = () if record.approval is None else record.approval.jws_sha256

@@ -1,8 +1,8 @@
-"""Updates the row of an event when a VM reports a new version or state of it.
+"""Updates an event's row when a VM reports a new version or a new state of the event.
 
-The row contains counters, such as the number of VMs that report the event as started. A new report only changes these
-counters, so its cost does not depend on the number of VMs. In rare cases, such as a resolved name conflict, the portal
-reads all reports of the event and counts again.
+The row contains counters, such as the number of VMs that report the event as started. For a new report, the portal only
+changes these counters, so the cost of a report does not depend on the number of VMs. In rare cases, for example after a
+name conflict is resolved, the portal reads all reports of the event and counts again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, kw_only=True):
 
 
 def lock_events(connection: Connection, keys: Iterable[str]) -> None:
-    """Lock the existing rows of *keys* in the order of the keys."""
+    """Lock the existing rows of the events *keys*, sorted by key."""
     query = select(events.c.event_key).order_by(events.c.event_key).with_for_update()
     list(rows_in(connection, query, events.c.event_key, sorted(keys)))
 
@@ -64,9 +64,9 @@ def apply_changes(
 ) -> None:
     """Store the changed views and update their events.
 
-    The events in *recount* are counted from scratch, for example after a VM changed groups. Events that no VM reports
-    anymore are deleted. *also_locked* are events that the caller needs to lock too: they are locked in the same step,
-    because all transactions must lock events in the same order.
+    For the events in *recount*, the function counts all reports again, for example after a VM changed groups. It
+    deletes events that no VM reports anymore. It also locks the events in *also_locked* for the caller, because all
+    transactions must lock events in the same order.
     """
     keys = sorted({each.new.event_key for each in changes}.union(recount))
     lock_events(connection, {*keys, *also_locked})
@@ -106,7 +106,7 @@ def _events(connection: Connection, keys: Sequence[str]) -> dict[str, _Event]:
 
 
 def _apply(connection: Connection, event: _Event, change: Change) -> View:
-    """Count a changed report. Return it with `is_member` updated for the shown version."""
+    """Count a changed report. Return the report with `is_member` set for the shown version."""
     old, new, summary = change.old, change.new, event.summary
     is_member, had_members = new.is_named, summary.has_members
     if new.digest != summary.digest and new.owned_name is not None:
@@ -156,7 +156,7 @@ def _count_again(connection: Connection, event: _Event) -> None:
 def _groups_of(connection: Connection, summary: EventSummary) -> set[str]:
     """Delete the groups of the event, and return its current groups.
 
-    The groups are those of its members, or of all reporting VMs if it has no members.
+    These are the groups of the event's members, or of all reporting VMs if the event has no members.
     """
     connection.execute(delete(event_groups).where(event_groups.c.event_key == summary.key))
     query = select(vms.c.groups).distinct().join(event_vms, event_vms.c.vm_key == vms.c.vm_key)
@@ -189,7 +189,7 @@ def _vm_of_variant(connection: Connection, event: _Event) -> VmIdentity:
 
 
 def _store_versions(connection: Connection, event: _Event) -> None:
-    """Store the new versions, and delete those that no VM reports anymore."""
+    """Store new versions of the event, and delete versions that no VM reports anymore."""
     key, reported = event.summary.key, event.summary.variants
     rows = [
         {"event_key": key, "variant": name, "body": msgspec.json.encode(event.versions[name]).decode()}

@@ -61,7 +61,7 @@ def add_records(
     received_at: str,
     limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
 ) -> None:
-    """Store *received*, and update its VMs and events. Test records are ignored.
+    """Store the records *received*, and update their VMs and events. Ignore test records.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
@@ -124,10 +124,9 @@ def _stored(
     known: Mapping[str, VmState],
     limits: LimitSettings,
 ) -> list[TransitionRecord]:
-    """Store records that are not in the database yet, and return them.
+    """Return the records that are not in the database yet, and store them.
 
-    The result also contains new records that are not stored: heartbeats, and records of a VM that has reached its
-    limit.
+    The function does not store heartbeats, or records of a VM that has reached its limit.
     """
     by_id = {each.record.id: each for each in received}
     stored = {row.record_id for row in rows_in(connection, select(records.c.record_id), records.c.record_id, by_id)}

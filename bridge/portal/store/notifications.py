@@ -1,8 +1,8 @@
 """Finds events that need a notification, and keeps each notification until it is sent.
 
-The primary key is a hash of the target, the kind, the event, and the occurrence, so if two processes find the same
-notification, the database stores only one row. A process claims a row before it sends the notification. If it is killed
-before it finishes, the claim expires and another process sends the notification.
+The primary key is a hash of the target, the kind, the event, and the occurrence. If two processes find the same
+notification, the database therefore stores only one row. A process claims a row before it sends the notification. If
+the process is killed before it finishes, the claim expires and another process sends the notification.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def find(connection: Connection, kind: Kind, *, now: str, until: str) -> list[Fi
 def store_new(connection: Connection, target: str, found: Sequence[Finding], *, now: str, since: str) -> None:
     """Store the missing notifications about *found*.
 
-    After *since*, each event and each VM can trigger only a few notifications, so a faulty VM cannot flood the targets.
+    An event or VM can cause only a few notifications in the period from *since* to *now*. A faulty VM therefore cannot
+    flood the targets.
     """
     table = notifications.c
     new = {each.id_for(target): each for each in found}

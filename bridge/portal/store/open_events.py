@@ -3,8 +3,8 @@
 Approved events come first, because an agent starts them within seconds. Then come the other events with a future
 NotBefore. Both are ordered by NotBefore. All others follow, newest first.
 
-If more than two open events are reported by the same single VM, they do not appear in the lists and counts. Instead,
-`collapsed` returns one line for that VM.
+If one VM is the only reporter of more than two open events, these events do not appear in the lists and counts.
+Instead, `collapsed` returns one line for that VM.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def list_lines(
     """Return a page of open events in the order in which Azure starts them.
 
     A wave of five or more events that are not approved is shown as one line, unless *wanted* selects that wave. The
-    cursor keeps the time when the first page was read, so the order stays the same on all pages.
+    cursor contains the time when the first page was read, so all pages use the same order.
     """
     at, first, place = now, 1, None
     if cursor is not None:
@@ -177,8 +177,7 @@ def open_conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool
 def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
     """Return the groups of open events that begin with *prefix*, such as ``region:``.
 
-    The groups of `collapsed` events are left out, because the only VM that reports these events might have made them
-    up.
+    The result omits the groups of `collapsed` events. Only one VM reports these events, and it might have made them up.
     """
     is_open = select(events.c.event_key).where(*open_conditions(EventFilter(scope=scope), now=""))
     matches = event_groups.c.name.startswith(prefix, autoescape=True)

@@ -105,7 +105,7 @@ class Postgresql:
         return Listener(self, heard)
 
     def back_up(self, target: Path) -> None:
-        """Raise BridgeError with a `pg_dump` command. Like a SQLite backup, it omits the epoch."""
+        """Raise BridgeError with a `pg_dump` command that, like a SQLite backup, omits the epoch."""
         raise BridgeError(
             "Back up a PostgreSQL database with: pg_dump --format=custom "
             f"--exclude-table-data=properties --file={quote(str(target))} {quote(self._url)}"

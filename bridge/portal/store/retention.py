@@ -46,7 +46,7 @@ def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -
 
 
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
-    """Delete the oldest records and ended events of each VM that stores *most_bytes* or more."""
+    """Delete old records and ended events of each VM whose data takes *most_bytes* or more."""
     over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
     size = func.length(records.c.body) + ROW_BYTES
     newest = func.sum(size).over(order_by=(records.c.received_at.desc(), records.c.record_id))

@@ -57,8 +57,8 @@ class Sqlite:
     def back_up(self, target: Path) -> None:
         """Copy the database to *target*, even while the portal is running.
 
-        The epoch identifies the numbering of decisions, and it is not part of the backup. A restored portal creates a
-        new epoch, so the agents request all decisions again.
+        The backup does not contain the epoch, which identifies the numbering of decisions. After a restore, the portal
+        creates a new epoch, so the agents request all decisions again.
         """
         if target.exists():
             raise BridgeError(f"{target} already exists, and a backup does not overwrite a file. Choose another name.")

@@ -58,8 +58,8 @@ def spans_between(
 
     Also return the number of all events in the period.
 
-    *characters* is the length of the common prefix of the end times: 13 groups the events of one type by hour, and 10
-    groups them by day. With None, each event has its own span.
+    Events of one type share a span if the first *characters* characters of their end times are equal: 13 for the same
+    hour, and 10 for the same day. With None, each event has its own span.
     """
     columns = [events.c[name] for name in ("event_key", "event_type", "is_open", "first_observed_at", "sort_at")]
     end = func.coalesce(events.c.over_at, events.c.sort_at).label("ends_at")

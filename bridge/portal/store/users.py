@@ -49,7 +49,7 @@ def keep_user(connection: Connection, user: User) -> None:
 def find_user(connection: Connection, name: str) -> User | None:
     """Return the user with this name in any spelling, or with this person key.
 
-    A local user takes precedence. Raises BridgeError if several OpenID Connect users, but no local user, have the name.
+    A local user takes precedence. Without one, raise BridgeError if several OpenID Connect users have the name.
     """
     found = user_of(connection, local_key(name)) or user_of(connection, name)
     if found is not None:

@@ -76,7 +76,7 @@ def add_verdicts(
     VerdictRefused in its place, and the others are still stored. However, if the verdicts approve two events of the
     same group, the function raises VerdictRefused and stores none of them.
 
-    *confirmed* maps the key of an event to the names in Resources that the person confirmed, because no agent does.
+    *confirmed* maps an event's key to the names in Resources that no agent confirmed, but that the person did.
     """
     names = confirmed or {}
     keys = sorted({each.event_key for each in new})
@@ -121,10 +121,10 @@ def withdraw(
     sign: Sign,
     allow: Allow = lambda *_: None,
 ) -> AcceptedVerdict:
-    """Withdraw a verdict. If an approval has already been signed, sign a hold to stop it.
+    """Withdraw a verdict. To stop an approval that is already signed, sign a hold.
 
-    The hold of another person is withdrawn only after *required* people agree. Until then, the function only stores the
-    consent of *by*, which is valid until the time *until*.
+    To withdraw another person's hold, *required* people must agree. As long as more people must agree, the function
+    only stores the consent of *by*, which expires at the time *until*.
 
     Raise VerdictRefused if the verdict is unknown or already withdrawn, or if the event is over.
     """
@@ -166,8 +166,8 @@ def _counting(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[Ve
 def _has_decisions(connection: Connection, approval: Verdict) -> bool:
     """Return whether the portal signed a decision that includes *approval*.
 
-    A decision refers only to the last of the verdicts that led to it, so the function checks all approvals of the same
-    version of the event.
+    A decision refers only to its newest verdict. The function therefore looks for decisions that refer to any approval
+    of the same version of the event.
     """
     is_same = (verdicts.c.event_key == approval.event_key) & (verdicts.c.digest == approval.digest)
     query = select(verdicts.c.verdict_id).join(decisions, decisions.c.verdict_id == verdicts.c.verdict_id)

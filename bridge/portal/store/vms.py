@@ -81,7 +81,7 @@ def bind_name(connection: Connection, vm_key: str, *, by: str, at: str) -> bool:
 
 
 def store_inventory(connection: Connection, entries: Sequence[InventoryEntry]) -> None:
-    """Replace the inventory and update the VMs, unless the database already has *entries*."""
+    """If *entries* differ from the inventory, replace the inventory and update the VMs."""
     digest = hashlib.sha256(msgspec.json.encode(sorted(entries, key=lambda each: each.vm_key))).hexdigest()
     known = connection.execute(select(properties.c.value).where(properties.c.name == INVENTORY).with_for_update())
     if known.scalar() == digest:

@@ -34,8 +34,8 @@ class DecisionChecks:
     def look(self, token: str, exchange: Exchange, *, is_new: bool = False) -> Claims | None:
         """Return the claims in *token*, or None if an agent would reject the token.
 
-        If *is_new* is true, the decision must be signed with a known key. Otherwise, a decision with an unknown key is
-        ignored, because the portal might also use other keys.
+        If *is_new* is true, a decision that is signed with an unknown key is a violation. Otherwise, the check ignores
+        such a decision, because the portal might also use other keys.
         """
         if len(token) > MAX_TOKEN_CHARACTERS:
             return None  # AnswerReader has reported this violation

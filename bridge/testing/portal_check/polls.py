@@ -49,7 +49,7 @@ class PollChecks:
         """The limit for an immediate response, and for the response after a decision."""
 
     def first(self) -> PollAnswer | None:
-        """Request all decisions, and return None if an agent could not use the response."""
+        """Request all decisions. Return the response, or None if an agent could not use it."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None:
@@ -157,7 +157,7 @@ class PollChecks:
             self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
 
     def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
-        """Check that the portal still returns each decision in *only* that *before* contained."""
+        """Check that the portal keeps all decisions in *only*, and that the index has not fallen."""
         answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
         if answer is None:
             return

@@ -39,10 +39,10 @@ _Signer = tuple[x509.Certificate, rsa.RSAPrivateKey]
 
 
 class AttestationAuthority:
-    """Signs the documents of all machines in one simulator, and can be shared by threads.
+    """Signs the documents of all machines in one simulator. The class is thread-safe.
 
-    *now* returns the creation time of a new document. *intermediate_url* returns the URL of the intermediate
-    certificate, which every signer's certificate contains.
+    *now* returns the creation time of a new document. Every signer's certificate contains the URL of the intermediate
+    certificate, which *intermediate_url* returns.
     """
 
     def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:

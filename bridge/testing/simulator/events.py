@@ -32,7 +32,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
 
 
 class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an event that can change while the document contains it.
+    """The fields of an event that can change while the event is in the document.
 
     Durations are in scenario seconds.
     """

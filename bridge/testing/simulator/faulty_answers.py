@@ -1,7 +1,7 @@
 """Simulates faulty responses: late, slow, invalid, incomplete, or missing.
 
 A simulated delay ends early if the server stops or if the client closes its connection. If a fault replaces or
-suppresses the response, the simulator does not process the request, so an approval, for example, has no effect.
+suppresses the response, the simulator does not process the request. For example, an approval then has no effect.
 """
 
 from __future__ import annotations

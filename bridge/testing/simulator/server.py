@@ -9,8 +9,8 @@ All VMs in a simulator see the same events, like the VMs in an availability set,
 request limit. Every port also serves the control endpoint under /control, without request limits or faults.
 
 By default, the simulator listens only on loopback addresses, because anyone who can connect to it can control it. On a
-loopback address, it also rejects requests with a foreign Host header, because a web page in a local browser could
-otherwise control it through DNS rebinding.
+loopback address, it also rejects requests with a foreign Host header. Otherwise, a web page in a local browser could
+control the simulator through DNS rebinding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Simulator:
     ) -> None:
         """Bind one port for each VM.
 
-        If the given port is 0, each VM gets a free port. Otherwise, the ports are consecutive.
+        If the given port is 0, each VM gets a free port. Otherwise, the ports are consecutive, from that port on.
 
         *speed* is the number of scenario seconds per real second. *first_call_seconds* delays the first response with
         events, in real seconds. In Azure, this response can take two minutes.
