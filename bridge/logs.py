@@ -51,7 +51,7 @@ _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 
 def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write all log lines to *stream* (standard error by default) until the next call.
+    """From now on, write all log lines to *stream* (standard error by default).
 
     *form* is ``json``, ``text``, ``journal``, or ``auto``. The form ``auto`` means ``text`` on a terminal, ``journal``
     if the systemd journal reads *stream*, and ``json`` otherwise.
@@ -134,7 +134,7 @@ class QueuedHandler(logging.Handler):
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write the queued lines and stop the writer thread, within at most 0.1 s."""
+        """Wait up to 0.1 s for the writer thread to write the queued lines, and then stop it."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -291,7 +291,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats a log record for the systemd journal, which adds the time by itself."""
+    """Formats a log record without its time, because the systemd journal adds the time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the priority, the message, and the fields."""

@@ -101,9 +101,9 @@ def parse_attested(body: bytes) -> str:
 def parse_not_before(text: str) -> datetime | None:
     """Return the time in *text* in UTC, or None if *text* is empty or not a time.
 
-    Azure writes times in the format of RFC 1123. Older API versions use ISO 8601, where a time without a zone is in
-    UTC. The year 1 means that no time is set. The parser ignores the weekday, because it is wrong in an example in
-    Microsoft's documentation.
+    Azure writes times in RFC 1123 format. Older API versions use ISO 8601, and their times without a zone are in UTC.
+    The year 1 means that no time is set. The parser ignores the weekday, because an example in Microsoft's
+    documentation has a wrong weekday.
     """
     moment = _iso_8601(text.strip()) or _rfc_1123(text)
     try:

@@ -1,8 +1,7 @@
 """Measures the downtime of a reboot from a stamp on disk.
 
 While an event of this VM is near (about to start, or started), the agent writes a stamp with the current time once a
-second. The stamp is a separate file that is written in place and synced, so that a crash of the host loses at most the
-last stamp.
+second. It overwrites the same file and syncs it each time, so a host crash loses at most the last stamp.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downtime(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of the last stamp, the next boot, and the agent's start, in Unix seconds."""
+    """The Unix times of the last stamp, of the boot after it, and of the agent's start."""
 
     last_alive_at: float
     booted_at: float
@@ -89,9 +88,9 @@ def write_stamp(directory: Path, stamp: Stamp) -> None:
 
 
 def stamp_stop(directory: Path, *, is_near: bool) -> None:
-    """Write a last stamp if the agent stops because the VM shuts down near an event.
+    """If the VM is shutting down while an event is near, write a last stamp.
 
-    Otherwise, delete the stamp, because this stop does not count as downtime.
+    Otherwise, delete the stamp, because any other stop of the agent does not count as downtime.
     """
     if is_near and is_shutting_down():
         write_stamp(directory, Stamp(at=time.time(), boot_id=boot_id()))

@@ -54,8 +54,8 @@ class Verdict(str, Enum):
 def judge_delay(after: Reading, *, late_seconds: float, rate: float | None, counted: Reading, cpus: int) -> Verdict:
     """Return the cause of a timer that ended at *after*, *late_seconds* late.
 
-    *rate* is the usual number of context switches per second. *counted* is an earlier reading, with which the function
-    compares *after*.
+    *rate* is the usual number of context switches per second. The function counts the switches between the earlier
+    reading *counted* and *after*.
     """
     if late_seconds < MIN_LATE_SECONDS:
         return Verdict.ON_TIME

@@ -1,7 +1,7 @@
-"""Detects pauses of the VM by comparing its clocks, and keeps the most recent ones.
+"""Detects pauses of the VM by comparing its clocks, and keeps the most recent pauses.
 
 From 10 s before an event of this VM until its end, a separate thread reads the clocks every 50 ms. At other times, the
-poll thread reads them after each wait, because waking another thread would use more CPU time.
+poll thread reads the clocks after its own waits, because waking a separate thread would use more CPU time.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class Sampler:
     def sample_poll(self, late_seconds: float) -> None:
         """Check whether the VM was paused while the poll thread waited.
 
-        The wait ended *late_seconds* late. While an event is near, the method does nothing, because the sampler's own
-        thread checks for pauses instead.
+        *late_seconds* is how late the wait ended. While an event is near, the method does nothing, because the
+        sampler's own thread checks for pauses.
         """
         if not self._is_near.is_set():
             self._compare(self._now(), late_seconds)
@@ -218,7 +218,7 @@ class Sampler:
     def _step(self, step: Step, began_at: float) -> None:
         """Report a step that a second clock confirms.
 
-        The length of the step is taken from the most precise of the clocks that show it.
+        The reported length comes from the most precise clock that shows the step.
         """
         if confirmed(step, list(self._steps)):
             same = [step, *(each for each in self._steps if confirmed(step, [each]))]

@@ -42,7 +42,7 @@ class ChannelMetrics:
 
 
 class StateCollector(Collector):
-    """Reports the events of the last document, and the connection to the portal."""
+    """Reports metrics of the events in the last document and of the portal connection."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

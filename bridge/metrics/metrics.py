@@ -169,7 +169,7 @@ class Metrics:
         self._approvals.labels(source, result).inc()
 
     def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
-        """Report how many approval files other users can change and how many keys are unusable."""
+        """Report the numbers of unusable keys and of approval files that other users can change."""
         self._unsafe_files.set(unsafe)
         self._unusable_keys.set(unusable_keys)
 

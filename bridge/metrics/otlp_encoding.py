@@ -1,8 +1,8 @@
 """Converts the metrics of one scrape to an OTLP request.
 
-The metrics have the same names in OTLP and on the page /metrics, so the same queries, alerts, and dashboards work with
-both. The module does not use the instruments of the OpenTelemetry SDK, because each metric would then have to be
-defined twice.
+The metrics have the same names in OTLP and on the /metrics page, so the same queries, alerts, and dashboards work with
+both. The module does not use the OpenTelemetry SDK's instruments, because they would require a second definition of
+each metric.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 def encode(metrics: Metrics, attributes: Mapping[str, str], outbox_created_at: str | None) -> bytes:
     """Return *metrics* as an ExportMetricsServiceRequest with the resource *attributes*.
 
-    The totals from the outbox are counted since *outbox_created_at*, and all others since the agent started.
+    Totals from the outbox start at *outbox_created_at*. All other totals start when the agent starts.
     """
     now = time.time_ns()
     starts = {False: int(metrics.created_at * _NANOSECONDS)}

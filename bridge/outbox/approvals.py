@@ -69,17 +69,17 @@ def keep_decisions(
 ) -> tuple[list[StoredDecision], list[StoredDecision]]:
     """Store new decisions. Return the replayed decisions and the closed decisions.
 
-    A decision is replayed if it has the ID (jti) of a stored decision but different content. It is not stored.
+    A replayed decision has the ID (jti) of a stored decision but different content. The function does not store it.
 
-    A key can have up to `MOST_OPEN_DECISIONS` open decisions. If it has more, the function closes the oldest approvals
-    first, and then the oldest holds.
+    If a signing key has more than `MOST_OPEN_DECISIONS` open decisions, the function closes the key's oldest approvals
+    first, and then its oldest holds.
     """
     replayed = [each for each in decisions if not _keep(state, each)]
     return replayed, [closed for key in dict.fromkeys(map(_key, decisions)) for closed in _close_surplus(state, key)]
 
 
 def _keep(state: State, decision: StoredDecision) -> bool:
-    """Store *decision* if it is new. Return False if a different decision already has its ID."""
+    """Store *decision* if it is new. Return False if its ID belongs to a different decision."""
     known = find_decision(state, decision.source, decision.approver, decision.decision_id)
     if known is not None:
         return known.payload_sha256 == decision.payload_sha256
@@ -108,7 +108,7 @@ def _close_surplus(state: State, key: tuple[str, str, str | None]) -> list[Store
 def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
     """Store a local *decision* that overrules the holds in *overruled*.
 
-    If the event also has other holds, the function returns them and does not store the decision.
+    If the event has holds that are not in *overruled*, the function stores nothing and returns these holds.
     """
     holds = [
         each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD

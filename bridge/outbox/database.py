@@ -1,8 +1,8 @@
 """Reads and writes the SQLite files of the outbox. No other agent module contains SQL.
 
-Each file ``outbox-N.db`` is one generation of the outbox: a complete copy of the state. The agent creates a generation
-in one transaction, which ends with the row ``complete``. At startup, the agent reads the newest file that has this row,
-so it never uses a generation that a crash left incomplete.
+Each file ``outbox-N.db`` is one generation of the outbox: a complete copy of the state. The agent writes a new
+generation in one transaction, together with a row ``complete``. At startup, the agent reads the newest file that has
+this row, so it never uses a generation that a crash left incomplete.
 
 ``PRAGMA user_version`` contains the schema version. Each table has columns for its key and for the values that
 operators search for with ``sqlite3``. The column ``rest`` contains all other values as JSON.
@@ -194,7 +194,7 @@ def _uri(path: Path, mode: str) -> str:
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open *path* for reading. Raise sqlite3.Error if the file is unreadable.
 
-    If the disk is read-only, SQLite might be unable to use the WAL. The function then opens the file without it.
+    On a read-only disk, SQLite might be unable to use the WAL. The function then opens the file without the WAL.
     """
     # mode=ro would create a missing WAL. Without a WAL, the file is complete, so immutable=1 is sufficient.
     modes = ("mode=ro", "immutable=1") if path.with_name(f"{path.name}-wal").exists() else ("immutable=1",)
@@ -285,8 +285,8 @@ class Database:
     def save(self, changes: Changes) -> None:
         """Write *changes* in one transaction.
 
-        If *changes* contains only delivery results, they are not synced to disk. If a power failure loses them, the
-        agent sends the records again.
+        If *changes* contains only delivery results, the method does not sync them to disk. If a power failure loses
+        these results, the agent sends the records again.
         """
         is_results = all(name in _RESULTS or not rows for name, rows in changes.tables.items())
         if is_results:

@@ -44,7 +44,7 @@ def record_results(
 ) -> None:
     """Store the result of a send. Records that are no longer pending are not changed.
 
-    If the send failed, *to* is `DeliveryState.PENDING`. *accepted_under* is the digest of the sink's settings.
+    If the send failed, *to* is `DeliveryState.PENDING`. *accepted_under* is the digest of the settings that worked.
     """
     row = state.sinks.rows.get(sink)
     if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
@@ -76,12 +76,12 @@ def retry(
     sequences: Collection[int] | None = None,
     now: float,
 ) -> int:
-    """Make the parked records of *sink* pending again, and return how many there are.
+    """Make the parked records of *sink* pending again, and return their number.
 
-    If *sink* is None, the function retries the parked records of all sinks. Their age restarts at zero.
+    If *sink* is None, the function retries the parked records of all sinks. The age of each record restarts at zero.
 
-    If *sequences* is given, only these records are retried, and they keep their age. The agent passes it after it finds
-    that the endpoint, not the records, caused the rejections.
+    If *sequences* is given, the function retries only these records, and they keep their age. The agent passes
+    *sequences* when it finds that the endpoint, not the records, caused the rejections.
     """
     rows = needed_records(state, sink, [DeliveryState.PARKED], record_id=record_id)
     rows = rows if sequences is None else [row for row in rows if row.sequence in sequences]
@@ -101,8 +101,8 @@ def retry(
 def find_refreshes(state: State, sink: str, *, now: float, every_seconds: float) -> tuple[list[int], float]:
     """Return the sequences to send again, and the seconds until the next refresh.
 
-    Some destinations, such as Alertmanager, lose an alert when they restart or after a timeout. Every *every_seconds*,
-    the agent therefore sends the latest record of each active event again.
+    Some destinations, such as Alertmanager, lose alerts when they restart, or drop them after a timeout. The agent
+    therefore sends the latest record of each active event again at intervals of *every_seconds*.
     """
     due, next_seconds = [], every_seconds
     for event in state.events.rows.values():
@@ -133,7 +133,7 @@ def send_again(state: State, sink: str, sequences: Iterable[int], *, now: float)
 def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
     """Discard undelivered records of *sink*, and return how many were discarded.
 
-    Only records that are in one of *states* are discarded. *record_id* limits the function to a single record.
+    Only records in one of *states* are discarded. If *record_id* is given, only the record with this ID is discarded.
     """
     rows = needed_records(state, sink, states, record_id=record_id)
     for row in rows:
@@ -162,8 +162,8 @@ def expire_outdated(state: State, sinks: Iterable[str], event_keys: Collection[s
 def move(state: State, old: str, new: str, *, now: float, current_state_only: Collection[str] = ()) -> int:
     """Move all undelivered records from the sink *old* to *new*.
 
-    From then on, *new* also receives the later records of the moved events, unless its `transitions` filter excludes
-    them. Returns the number of moved records.
+    If the event of a moved record is still open, *new* also receives the event's later records, unless the
+    `transitions` filter of *new* excludes them. Returns the number of moved records.
     """
     moved = 0
     for row in needed_records(state, old):
@@ -195,7 +195,7 @@ def totals(state: State) -> OutboxTotals:
 
 
 def make_event_urgent(state: State, event_key: str) -> None:
-    """Mark all pending records of an event as urgent, because they must be sent in order."""
+    """Mark all pending records of an event as urgent, so that sinks send them in order."""
     for queue in state.queues.values():
         for row in list(queue.of_event(event_key)):
             if not row.urgent:

@@ -48,7 +48,7 @@ DUE_SECONDS = 0.5
 class Outbox:
     """Keeps the agent's state in memory, and saves a copy in *directory*.
 
-    *max_bytes* limits the size of the files in *directory*. *max_pending_bytes* limits the bodies of undelivered
+    *max_bytes* limits the size of the files in *directory*. *max_pending_bytes* limits the total size of undelivered
     records in memory. *configured_vm_id* is the `vm.vm_id` setting. The saver calls *claim* before it creates a file.
     """
 
@@ -133,7 +133,7 @@ class Outbox:
     def _report_damage(self, loaded: Loaded) -> None:
         """Report that the outbox file is damaged, and delete all approvals.
 
-        The method also disables approvals if a hold might have been lost and there is no portal that can send it again.
+        The method also disables approvals if a hold might be lost and no portal can send the hold again.
         """
         for key in list(self._state.approvals.rows):
             self._state.approvals.delete(key)
@@ -247,17 +247,17 @@ class Outbox:
             deliveries.expire_outdated(state, self._context.current_state_only, list(state.events.rows))
 
     def move(self, old: str, new: str) -> int:
-        """Move the undelivered records of *old* to *new*. Return the number of moved records."""
+        """Move the undelivered records of the sink *old* to *new*, and return their number."""
         only, now = self._context.current_state_only, self.clock.timestamp()
         return self.change(deliveries.move, old, new, now=now, current_state_only=only)
 
     def append_observation(
         self, document: Document | None, new: Sequence[TransitionRecord], *, active_event_ids: tuple[str, ...] | None
     ) -> list[TransitionRecord]:
-        """Store *document* unless it is None, and add the records *new* (see `append`).
+        """Store *document* unless it is None, and add the records in *new* (see `append`).
 
-        *active_event_ids* contains the EventIds of all events that are open after this change. If the disk does not
-        save the new records within `DUE_SECONDS`, the caller must call `on_due`, so that the sinks send them unsaved.
+        *active_event_ids* contains the EventIds of all events that are open after this change. If the new records are
+        not saved within `DUE_SECONDS`, the caller must call `on_due`, so that the sinks send the records anyway.
         """
         with self._change(notifies=False) as state:
             self.active_event_ids = active_event_ids
@@ -270,9 +270,9 @@ class Outbox:
     def append(
         self, new: Sequence[TransitionRecord], *, first: Callable[[State], object] = lambda _state: None
     ) -> list[TransitionRecord]:
-        """Assign IDs and sequences to the records *new*, add them to the outbox, and return them.
+        """Give the records in *new* their IDs and sequences, add them, and return them.
 
-        *first* can change the state beforehand. These changes are saved in the same transaction.
+        The method first calls *first*, which can change the state. One transaction saves all changes.
         """
         with self._change() as state:
             first(state)

@@ -1,7 +1,7 @@
-"""Evicts records from a full outbox, and deletes old events. No function performs I/O.
+"""Evicts records from a full outbox, and deletes old events. These functions do no I/O.
 
-Parked records are evicted first, because the agent does not retry them. They are followed by pending records, and then
-by urgent ones. Within each group, the oldest records go first. The agent never evicts records of the newest document or
+The agent evicts parked records first, because it does not retry them. It then evicts pending records, and urgent
+records last. Within each group, it evicts the oldest records first. It never evicts records of the newest document or
 records that it is currently sending.
 """
 
@@ -17,7 +17,7 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict at least *excess_bytes* of undelivered records. Return the number of evictions."""
+    """Evict undelivered records to free *excess_bytes*. Return the number of evictions."""
     target = state.needed_bytes - excess_bytes
     evicted = 0
     for row in _in_order(state):

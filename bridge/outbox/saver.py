@@ -279,7 +279,7 @@ class Saver:
                 logger.warning("The disk is full. The agent deleted an older file or delivered records early.")
 
     def _accept_own_changes(self) -> None:
-        """Update the stored fingerprint of the file after the saver has written to the file.
+        """Update the file's stored fingerprint after the saver has written to the file.
 
         If another program has replaced or truncated the file, the next save writes a new file.
         """
@@ -319,7 +319,7 @@ class Saver:
                 self._make_room(excess)
 
     def _free_space(self) -> bool:
-        """Delete the oldest previous outbox file or, if there is none, old history.
+        """Delete the oldest outbox file except the current one. If there is none, delete history.
 
         Returns whether this freed any space.
         """

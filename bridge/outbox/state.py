@@ -171,7 +171,7 @@ class State:
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
         """Load the rows of an outbox file.
 
-        A delivery whose record is not in *rows* is skipped, because the record is damaged or already history.
+        The method skips deliveries whose record is not in *rows*. Such a record is damaged or already history.
         """
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))

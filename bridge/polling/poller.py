@@ -82,7 +82,7 @@ class Approvals(Protocol):
         unsettled: frozenset[str],
         tracked: Document | None,
     ) -> None:
-        """Process a good response whose changes have been stored. Must return quickly."""
+        """Process a good IMDS response after its changes are stored. Must return quickly."""
 
     def wait_for_submission(self) -> None:
         """Wait up to one second for the result of the current approval request."""

@@ -1,8 +1,8 @@
-"""Compares the addresses of clients, and limits expensive work for each address block.
+"""Compares client addresses, and limits expensive work for each block of addresses.
 
 If a request comes from a proxy in `proxy_addresses`, uvicorn's ProxyHeadersMiddleware takes the client's address from
 the ``X-Forwarded-For`` header. It reads the header from right to left, and uses the first address that does not belong
-to a proxy. The client could have forged all addresses to the left of it.
+to a proxy. The client could have forged all addresses to the left of this address.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class QueueFull(Exception):  # a state, not an error of the portal
 class AddressQueue:
     """Limits the work that runs or waits, both in total and for each address block.
 
-    Work first waits for the limit of its block and only then for the total limit, so a block that sends many requests
-    cannot use up the total limit.
+    Each task first waits for a slot of its address block, and only then for one of the total slots. A block that sends
+    many requests therefore cannot take all slots.
     """
 
     def __init__(self, *, running: int, running_of_block: int, waiting: int, waiting_of_block: int) -> None:

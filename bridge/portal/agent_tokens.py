@@ -6,8 +6,8 @@ age without a database. Azure limits a nonce to 32 characters.
 A token contains a VM's vmId, a time, and a MAC, and is valid for one hour. It is not a JWT, because the portal verifies
 a token in every poll, and PyJWT would increase the CPU time of a poll by 40%.
 
-Any portal process with the secret can verify a challenge or a token. During a rotation, the portal signs with the first
-secret of the file and accepts all secrets of the file.
+Any portal process with the secret can verify a challenge or a token. During a rotation, the file contains several
+secrets. The portal signs with the first one and accepts all of them.
 """
 
 from __future__ import annotations

@@ -209,8 +209,8 @@ async def post_decisions(site: Site, keys: Sequence[TrustedKey], log: ThrottledL
     """``POST /decisions``: forward decisions that were signed outside the portal.
 
     The response lists the index of each accepted decision and the reason for each refusal. Its status is 400 if all
-    decisions are refused. The portal verifies the decisions with the public keys in its settings, so the sender sees
-    errors immediately, but each agent verifies them again with the keys on its VM.
+    decisions are refused. The portal verifies the decisions with the public keys in its settings, so that the sender
+    sees errors immediately. Each agent verifies its decisions again with the keys on its VM.
     """
     if not keys:
         return error_answer(403, "This portal has no [[keys]].")

@@ -1,7 +1,7 @@
 """Verifies the signed documents that VMs use to prove their identity.
 
-An attested document is a signed JSON object (PKCS#7). It contains the vmId, the subscriptionId, the nonce, and the
-times at which it was created and expires. `DocumentRefusal` lists the reasons why the portal can refuse a document.
+An attested document is a signed JSON object (PKCS#7). It contains the vmId, the subscriptionId, the nonce, the creation
+time, and the expiry time. `DocumentRefusal` lists the reasons why the portal can refuse a document.
 
 The verifier checks the signature with the certificate that the signature names, and requires a chain from this
 certificate to a trusted root. Without these checks, an attacker could forge a document.
@@ -86,8 +86,8 @@ class _Content(msgspec.Struct, frozen=True, rename="camel"):
 class DocumentVerifier:
     """Verifies documents of VMs in *subscriptions*. Threads can share a verifier.
 
-    If *nonce* is "required", a document must contain an unexpired challenge from *challenges*. Each document is
-    accepted only once, because *take_document* returns False if it was called before with the same VM and nonce.
+    If *nonce* is "required", a document must contain an unexpired challenge from *challenges*. The verifier accepts
+    each document only once: *take_document* returns False if it was called before with the same VM and nonce.
 
     If *nonce* is "preferred", a document can contain any nonce, because the metadata service might return a document
     from an earlier request. Anyone with a copy of such a document can use it for five minutes.

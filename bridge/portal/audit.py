@@ -1,4 +1,4 @@
-"""Links audit entries by hashes, and finds the first entry that breaks the chain.
+"""Links audit entries into a hash chain, and finds the first entry that breaks the chain.
 
 If someone changes, removes, or inserts an entry, the hash chain breaks, and `first_fault` returns the first invalid
 entry. However, someone could remove the newest entries and decrease the entry counter without breaking the chain. To
@@ -19,7 +19,7 @@ NO_HASH = "0" * 64
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the chain. `chained` sets the fields that have a default."""
+    """One entry of the audit hash chain. `chained` sets the fields that have a default."""
 
     entry: int = 0
     """Counts from 1 without gaps."""

@@ -3,9 +3,9 @@
 A signer's certificate contains the URL of its issuer's certificate (caIssuers). The URL could come from an attacker, so
 the portal uses it only if it starts with a configured URL and has no query.
 
-The portal downloads a certificate only if a document has no chain to a trusted root. An attacker could send many forged
-documents, so the portal requests a URL at most once in five minutes, and at most ten certificates per minute.
-Downloaded certificates are never trusted as roots.
+The portal downloads a certificate only if a document has no chain to a trusted root. Because an attacker could send
+many forged documents, the portal requests each URL at most once in five minutes, and at most ten URLs per minute. It
+never trusts a downloaded certificate as a root.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class IntermediateCertificates:
         return (*self.known, *fetched)
 
     def fetch_for(self, certificate: x509.Certificate) -> None:
-        """Download the issuer's certificate for *certificate*, and so on up the chain."""
+        """Download the issuer certificates above *certificate* in its chain."""
         certificates = [certificate]
         for _ in range(_MOST_STEPS):
             addresses = [address for each in certificates for address in _issuer_addresses(each)]

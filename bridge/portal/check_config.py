@@ -1,6 +1,6 @@
 """Implements `portal check-config`, which reports mistakes before the portal starts.
 
-Without `--connect`, the checks only read local files. They run with the permissions of the current user.
+Without `--connect`, the checks only read local files. All checks run with the permissions of the current user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bridge.portal.store.database import Store
 
 
 def problems(settings: PortalSettings, *, connect: bool) -> Iterator[str]:
-    """Describe each problem that would stop the portal from starting or block decisions."""
+    """Yield each problem that would keep the portal from starting or would block decisions."""
     for where, check in _checks(settings, connect=connect):
         try:
             check()

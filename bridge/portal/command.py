@@ -182,7 +182,7 @@ def _scope(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield all audit entries as text, with a line for each entry."""
+    """Yield all audit entries as text, one entry per line."""
     with _opened(config) as store:
         yield header(form)
         page = store.read(entries, after=0)

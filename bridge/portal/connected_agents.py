@@ -1,8 +1,8 @@
 """Tracks the connected agents and the settings that they report.
 
 An agent counts as connected while it has an open poll, and for 15 seconds after its last poll ends. Each poll has a
-header that contains the agent's version, keys, and settings (PROTOCOL.md, section 2). Disconnected agents stay known
-for one day.
+header that contains the agent's version, keys, and settings (PROTOCOL.md, section 2). The portal forgets an agent one
+day after it disconnects.
 
 The portal keeps the agents in memory, because every poll updates them. An agent belongs to the portal process that it
 polled last. `AgentExchange` writes each change of this process's agents to the database, and reads the changes of other
@@ -49,7 +49,7 @@ class Connection(str, Enum):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings from an agent's last poll. Those that it did not send are None."""
+    """The settings from an agent's last poll. A setting that the agent did not send is None."""
 
     version: str | None = None
     kids: tuple[str, ...] | None = None
@@ -257,10 +257,10 @@ _CLEANUP_SECONDS = 60.0
 
 
 class AgentExchange:
-    """Stores the agents that poll this process, and loads the agents of other processes.
+    """Shares the state of connected agents between portal processes through the database.
 
-    The exchange calls *notify* after it has loaded changes from another process. It stores a heartbeat even if there
-    are no changes, unless the database does not allow a second process.
+    The exchange calls *notify* after it has loaded changes from another process. If several processes can share the
+    database, it also stores a heartbeat every second, even without changes.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class AgentExchange:
             await asyncio.sleep(_ROUND_SECONDS)
 
     async def exchange(self) -> None:
-        """Store the changes of this process, and read the changes of other processes."""
+        """Store changes to this process's agents, and load changes from other processes."""
         agents, process = self._connected_agents, self._connected_agents.process
         is_shared, now = self._store.store.kind.is_shared, self._clock.monotonic()
         is_cleanup = now - self._cleaned_at >= _CLEANUP_SECONDS

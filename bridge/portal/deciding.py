@@ -47,8 +47,8 @@ async def submit(
 ) -> list[AcceptedVerdict | VerdictRefused]:
     """Store the verdicts of *person* on the events whose keys are in *digests*.
 
-    *digests* contains, for each event, the digest of the version that the person saw. *confirmed* contains the names in
-    Resources that no agent has confirmed and that the person confirms instead.
+    For each event, *digests* contains the digest of the version that the person saw. *confirmed* contains the names in
+    Resources that the person confirms because no agent has confirmed them.
 
     The result contains a VerdictRefused in place of each verdict that was not stored. If all verdicts are refused for
     the same reason, the function raises VerdictRefused or AccessDenied instead.

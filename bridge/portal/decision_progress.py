@@ -107,7 +107,7 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a decision has come. All VMs in *vm_keys* are at the same point."""
+    """The progress of a decision, which is the same for all VMs in *vm_keys*."""
 
     vm_keys: tuple[str, ...]
     choice: Choice

@@ -1,6 +1,6 @@
-"""Builds the list of events on the first page, and parses the filters of a request.
+"""Builds the event list of the portal's first page, and parses the filters of a request.
 
-Each line shows only values from the row of its event, so the page loads quickly even if an event has many VMs.
+Each line needs only the event's own row in the database, so the page loads quickly even if an event has many VMs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOUR = timedelta(hours=1)
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Filters for the events on the first page, taken from its URL.
+    """The event filters in the URL of the portal's first page.
 
     An empty filter matches every event.
     """

@@ -1,8 +1,7 @@
 """Combines the reports of several VMs into the event that the portal shows.
 
-A view is the newest record about an event from one VM. Records can arrive in any order: the newest is the one in the
-stream that was created last (`stream_id` contains the time) and, within that stream, the one with the highest
-`sequence`.
+A view is one VM's newest record about an event. Records can arrive in any order. The newest record is the one with the
+highest `sequence` in the VM's newest stream (`stream_id` contains the time at which a stream was created).
 
 VMs can report different versions of an event. A VM votes for the version that it reports, if it owns a name in the
 Resources of this version. The portal shows the version with the most votes. The members of the event are the VMs that
@@ -67,7 +66,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Category(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that reports of an event must share to be counted together."""
+    """The fields by which the portal groups the reports of an event to count them."""
 
     variant: str
     digest: str
@@ -133,7 +132,7 @@ class View(Report, frozen=True, kw_only=True):
 
 
 class VmOfEvent(Report, frozen=True, kw_only=True):
-    """A VM, and its newest report of an event. `state` is the current state."""
+    """A VM and its newest report of an event. `state` is the event's current state for the VM."""
 
     name: str | None
     vm: VmIdentity
@@ -167,8 +166,8 @@ class EventStatus(msgspec.Struct, kw_only=True):
 class EventSummary(EventStatus, kw_only=True):
     """The row of an event, without its list of VMs.
 
-    The Resources in `event` are cut to the first two names. Azure's document has no NotBefore for a started event, so
-    `event` keeps the last known one.
+    `event` contains only the first two names in Resources. Azure's document has no NotBefore for a started event, so
+    `event` keeps the last known NotBefore.
     """
 
     variant: str = ""
@@ -212,7 +211,8 @@ class EventSummary(EventStatus, kw_only=True):
     def chosen(self, followed: str | None) -> Category:
         """Return a category of the version to show.
 
-        If versions are tied, prefer the digest *followed*, which a member reported after the shown version.
+        If versions have the same number of votes, the method prefers the version with the digest *followed*, which a
+        member reported after the shown version.
         """
         named: Counter[str] = Counter()
         reported: Counter[str] = Counter()
@@ -373,7 +373,7 @@ def count_views(summary: EventSummary, *, added: Sequence[View], removed: Sequen
 
 
 def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -> None:
-    """Show *event* in *summary*, with the region, scale set, and resource group of *vm*."""
+    """Copy *event* to *summary*, with the region, scale set, and resource group of *vm*."""
     names = tuple(dict.fromkeys(event.resources or ()))
     shown = {"resources": names[:_SHOWN_NAMES], "not_before": event.not_before or summary.event.not_before}
     summary.event = msgspec.structs.replace(event, **shown, extra={})
@@ -385,8 +385,8 @@ def show_version(summary: EventSummary, event: ScheduledEvent, vm: VmIdentity) -
 def unconfirmed_names(event: ScheduledEvent, vms: Sequence[VmOfEvent]) -> tuple[str, ...]:
     """Return the names in Resources that no VM confirms.
 
-    A VM in a different resource group than most members confirms no names, because all VMs of an event belong to the
-    same resource group.
+    All VMs of an event belong to the same resource group. If a VM is in a different resource group than most members,
+    it therefore confirms no names.
     """
     members = [each for each in vms if each.is_member]
     places = Counter(place_of(each.vm) for each in members)

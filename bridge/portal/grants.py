@@ -1,8 +1,8 @@
-"""Defines the roles of people. A role can be limited to a scope: a set of groups of VMs.
+"""Defines the roles of people. A role can be limited to a scope: a set of VM groups.
 
-A person can have several grants. A viewer sees the events of the VMs in the scope, an approver can also decide on them,
-and an operator manages users. Operators cannot approve, even if they are also approvers. Otherwise, they could enable a
-second account and approve twice.
+A person can have several grants. A viewer sees the events of the VMs in the scope. An approver can also decide on these
+events. An operator manages users. Operators cannot approve, even if they are also approvers. Otherwise, they could
+enable a second account and approve twice.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ could use all memory, and a client that sends one byte at a time could keep its 
 
 For limits on bodies, see `bridge.portal.requests`. Configure all other limits in the proxy (deploy/portal/nginx.conf).
 
-The ASGI scope contains the connection under the key CONNECTION. The long poll uses it to register a callback that runs
-when the client disconnects, because a callback needs less memory than a task.
+The ASGI scope contains the connection under the key CONNECTION. With this connection, the long poll registers a
+callback that runs when the client disconnects. A callback needs less memory than a task.
 """
 
 from __future__ import annotations

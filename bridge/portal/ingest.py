@@ -232,7 +232,7 @@ _record = msgspec.json.Decoder(_Record).decode
 def received_records(headers: Mapping[str, str], body: bytes, *, most_bytes: int) -> list[ReceivedRecord]:
     """Return the records of a request. *headers* have lowercase names.
 
-    Raise RequestRefused with 413 if a record has more than *most_bytes*, and with 400 if the request is invalid.
+    Raise RequestRefused with status 413 if a record has more than *most_bytes*, or 400 if the request is invalid.
     """
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     try:

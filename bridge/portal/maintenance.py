@@ -85,7 +85,7 @@ class Maintenance:
         await self._store.write(delete_notifications, before=format_time(now - timedelta(days=1)))
 
     async def _audit_refusals(self, now: datetime) -> None:
-        """For each VM with refused requests, add one audit entry per reason."""
+        """For each VM with refused requests, add one audit entry per reason for refusal."""
         found = self._vm_limits.take_refusals()
         new = [
             Entry(actor=vm_key, action="records_refused", subject="", details={"reason": reason, "requests": number})

@@ -1,8 +1,8 @@
 """Sends notifications to one webhook about events that need a person.
 
 Each webhook has its own thread, so a slow webhook delays only its own notifications. The thread looks for events that
-need a notification, stores the notification, and sends it when it is due. Delivery is at least once: the portal claims
-a notification before sending it, and sends it again if the claim expires.
+need a notification, stores the notification, and sends it when it is due. A notification can arrive twice: the portal
+claims it before sending it, and sends it again if the claim expires.
 
 The names and types in a notification come from VMs, and a compromised VM could send text with markup. Slack and Teams
 therefore receive these values as plain text.
@@ -100,7 +100,7 @@ class NotificationSender:
         self._thread.shutdown(cancel_futures=True)
 
     def run_once(self) -> None:
-        """Store new notifications. Then send all due notifications until a request fails."""
+        """Store new notifications, and then send the due ones. Stop if a request fails."""
         found = [each for kind in self._settings.kinds for each in self._find(kind)]
         name = self._settings.name
         if found:
@@ -134,7 +134,7 @@ class NotificationSender:
         return is_done
 
     def _send(self, notification: Notification, event: EventSummary) -> float | None:
-        """Send one request. Return None on success, or the seconds until the next attempt."""
+        """Send one request. Return None if it succeeds, or the seconds until the next attempt."""
         retry_after = None
         try:
             response = self._post(notification, event)

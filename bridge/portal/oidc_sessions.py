@@ -65,7 +65,7 @@ class OidcSessions:
     async def refreshed(self, session_sha256: str, session_id: str, found: store_users.Session) -> None:
         """Read the person's groups again.
 
-        If the groups cannot be read, the session has only the role viewer until a later attempt succeeds.
+        If the groups cannot be read, the session has only the viewer role until a later attempt succeeds.
         """
         now = self._clock.now()
         at, until = format_time(now), format_time(now + _AGAIN)

@@ -1,10 +1,10 @@
 """Defines the database tables for SQLite and PostgreSQL.
 
 Times are stored as UTC text (`bridge.clock.format_time`), which sorts in chronological order. Text columns have no
-maximum length, because SQLite ignores it and PostgreSQL does not need it.
+maximum length, because SQLite ignores such a limit and PostgreSQL does not need one.
 
-A value has its own column only if a query needs it. All others are stored as JSON in the column `body`, which comes
-last because SQLite must read all pages of a large value to find the columns after it.
+A value has its own column only if a query needs it. All other values are stored as JSON in the `body` column. This
+column comes last, because SQLite must read all pages of a large value to find the columns after it.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
 def start_text(event: EventState, now: datetime) -> str:
     """Return "Azure starts the event at 11:15:00 UTC".
 
-    The text includes the date if the agent announced the event more than 12 hours before NotBefore.
+    The text includes the date if an agent first observed the event at least 12 hours before NotBefore.
     """
     at = event.event.not_before
     if at is None:

@@ -1,8 +1,8 @@
 """``/live``: notifies open pages about changes through server-sent events.
 
-While any page is open, the portal checks the database for changes once a second. It sends the keys of changed events,
-and words such as ``agents`` for other changes, so the page can reload only the parts that changed. If more than 100
-keys are waiting for a slow page, the portal sends ``all`` instead.
+While at least one page is open, the portal checks the database for changes once a second. It sends each page the keys
+of changed events, and words such as ``agents`` for other changes, so the page can reload only the changed parts. If
+more than 100 keys are waiting for a slow page, the portal sends ``all`` instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks the values of settings. Each error message follows the words "KEY must be"."""
+"""Checks settings. Each error message completes a sentence that starts with "KEY must be"."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def issuer(value: str) -> None:
 
 
 def origin(value: str) -> None:
-    """Raise ValueError unless *value* is a scheme and a host without a path."""
+    """Raise ValueError unless *value* consists of a scheme and a host, without a path."""
     wanted = "a scheme and a host without a path, such as https://portal.example.net"
     parts = check_url(value, wanted)
     if value.lower() != f"{parts.scheme}://{parts.netloc}".lower():

@@ -328,7 +328,7 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_secrets(settings: PortalSettings) -> None:
-    """Raise ConfigurationError for secrets that are unreadable or that other users can read."""
+    """Raise ConfigurationError if a secret is unreadable or if other users can read it."""
     agents, attested, oidc = settings.agents, settings.agents.attested, settings.people.oidc
     files = secret_files(msgspec.to_builtins(settings))
     mistakes = [*readable_secrets(each for each in files if not each[0].endswith(_EXEMPT_FILES))]
@@ -357,7 +357,7 @@ def read(table: Mapping[str, Any]) -> PortalSettings:
 def load(path: Path | None) -> PortalSettings:
     """Return the settings of the file at *path*. Raise ConfigurationError with all errors.
 
-    If *path* is None, it is read from the environment variable CONFIG_VARIABLE, or else is SYSTEM_CONFIG.
+    If *path* is None, use the path in the environment variable CONFIG_VARIABLE, or SYSTEM_CONFIG if it is not set.
     """
     return read(parsed(path or Path(os.environ.get(CONFIG_VARIABLE) or SYSTEM_CONFIG)))
 

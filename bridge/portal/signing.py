@@ -78,9 +78,9 @@ def decisions_for(
 ) -> tuple[NewDecision, ...]:
     """Return a hold or an approval of *event* for each of *vm_keys*.
 
-    An approval expires when the first of its verdicts does. VMs without a vmId get no decision, because they never
-    poll. *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of an approval must be later than
-    that of a hold.
+    An approval expires when the first of its verdicts expires. VMs without a vmId get no decision, because they never
+    poll. *newest_iat* is the latest `iat` of all decisions on the event. The `iat` of a new approval must be later than
+    the `iat` of every hold.
     """
     is_hold = ruling.outcome is Outcome.HELD
     until = min(datetime.fromisoformat(each.expires_at) for each in ruling.verdicts)

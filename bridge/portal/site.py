@@ -1,4 +1,4 @@
-"""Bundles the parts of the portal that the HTTP routes and the periodic work share."""
+"""Bundles the parts of the portal that HTTP routes and periodic tasks share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridge.portal.users import Users
 
 
 class Site:
-    """The parts of the portal that several modules share, and their common settings."""
+    """The parts and the settings of the portal that several modules share."""
 
     def __init__(self, settings: PortalSettings, *, store: StoreThreads, clock: Clock) -> None:
         self.store = store

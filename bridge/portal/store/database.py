@@ -1,7 +1,7 @@
 """Runs functions that use the database, each function in one transaction.
 
 The event loop must never wait for the database, so `StoreThreads` runs database functions in a few threads and limits
-how many can wait. The `sqlite` and `postgresql` modules contain the database-specific code.
+how many calls can wait for a thread. The `sqlite` and `postgresql` modules contain the database-specific code.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:
 
 
 def note_alive(connection: Connection, at: str) -> None:
-    """Write one row, to detect a full disk even if nothing else is written."""
+    """Write one row, so that the portal detects a full disk even if it writes nothing else."""
     upsert(connection, properties, [{"name": "alive_at", "value": at}])
 
 

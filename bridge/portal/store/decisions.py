@@ -26,7 +26,7 @@ _HOLD = "hold"
 
 
 class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed decision whose signature is verified. Its fields are the table's columns."""
+    """A decision with a valid signature. Each field is a column of the `decisions` table."""
 
     vm_key: str
     event_key: str
@@ -44,10 +44,10 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_decisions(connection: Connection, signed: Mapping[str, Claims], *, at: str) -> dict[str, int]:
-    """Store decisions that were signed elsewhere. *signed* maps each token to its claims.
+    """Store decisions signed outside the portal. *signed* maps each token to its claims.
 
-    The audit gets one entry per approver, event, and choice. The result maps the SHA-256 hash of each decision to its
-    number.
+    The function adds one audit entry per approver, event, and choice. It returns a dictionary that maps the SHA-256
+    hash of each decision to its number.
     """
     new = [
         NewDecision(
@@ -113,8 +113,8 @@ def live_decisions(
 ) -> tuple[int, Sequence[tuple[int, str, str]]]:
     """Return the last number, and the valid decisions with a number above *after*.
 
-    Each decision is a tuple with its number, its VM, and its token. As long as an event is open, a hold stays valid
-    even after its expiry.
+    Each decision is a tuple of its number, VM, and token. While an event is open, holds on it stay valid even after
+    they expire.
     """
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     is_open = exists().where(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True))
