@@ -51,7 +51,7 @@ def test_approved_event_is_first_and_states_that_it_starts_earlier(office):
     text = page.text
     assert lines(page) == [A, B]
     assert "1 approved" in text
-    assert "any moment Freeze, 5 s pause vm_0, vm_1 +1 West approved by" in text
+    assert "any time Freeze, 5 s pause vm_0, vm_1 +1 West approved by" in text
     assert "starts early, or at 11:20" in text
 
 
