@@ -156,7 +156,9 @@ def test_line_of_a_wave_counts_its_events_by_decision(office):
     ann = office.browser("ann")
     decide(ann, "hold", (0, 1))
     decide(ann, "approve", (2,))
-    assert "3 undecided, 2 held by ann, 1 approved" in ann.page("/").text
+    text = ann.page("/").text
+    assert "3 undecided, 2 held by ann" in text
+    assert "approved by ann" in text  # in its own line
 
 
 def test_pages_name_one_agent_vm_event_or_approver_in_the_singular(tmp_path):
