@@ -9,9 +9,9 @@ These are all steps of release.yml that need no credentials.
 - `verify --out dist` checks that the release is complete, and that it can be installed and run.
 - `publish --out dist --tag v1.2.3` creates the GitHub release with `gh`, which needs GH_TOKEN.
 
-`build` needs the tools in .ci/release-tools.txt. Without --tag, `check` is a rehearsal: CHANGELOG.md may still have an
-"Unreleased" section, and the tree may have uncommitted changes. A tag is validated before any other use, and is never
-passed to a shell.
+`build` needs the tools in .ci/release-tools.txt. Without --tag, `check` is a rehearsal, and accepts an "Unreleased"
+section in CHANGELOG.md and uncommitted changes in the tree. The program validates a tag before any other use, and never
+passes it to a shell.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def faults_of_places(version: str) -> Iterator[str]:
 
 
 def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
-    """Yield the reasons why this tree cannot be released as *tag* from the branch *on*."""
+    """Yield the reasons why this tree, on the branch *on*, cannot be released as *tag*."""
     changed = git("status", "--porcelain")
     if changed is None:
         yield f"{ROOT} is not a git checkout."
@@ -315,7 +315,7 @@ def faults_of_files(out: Path, version: str) -> Iterator[str]:
 
 
 def faults_of_contents(out: Path, version: str) -> Iterator[str]:
-    """Yield an error for each file with wrong metadata, and each archive with another wheel."""
+    """Yield an error for each file of the release that has wrong contents or metadata."""
     wheel = out / wheel_name(version)
     with zipfile.ZipFile(wheel) as held:
         metadata = held.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Collect the links and anchors of a tag, except preconnect hints, which are not links."""
+        """Collect a tag's links and anchors. Ignore preconnect hints, which are not links."""
         values = dict(attrs)
         self.anchors |= {values[name] or "" for name in ("id", "name") if values.get(name)}
         if tag != "link" or values.get("rel") != "preconnect":

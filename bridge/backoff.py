@@ -61,9 +61,9 @@ def delivery_gap(
 ) -> float:
     """Return the delay before the next attempt for a record that failed *attempts* times.
 
-    The delay is random. Its upper limit starts at 1 s and doubles with each attempt, up to `delivery_cap`.
-    *retry_after* sets a minimum of up to one hour. If *urgent* is true, the delay never exceeds 2 s, even if
-    *retry_after* is longer.
+    The delay is random. Its upper limit starts at 1 s and doubles with each attempt, up to `delivery_cap`. The delay is
+    at least *retry_after*, or one hour if *retry_after* is longer. If *urgent* is true, the delay never exceeds 2 s,
+    even if *retry_after* is longer.
     """
     cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)

@@ -158,7 +158,7 @@ class DeliveryRejected(DeliveryError):
 
     *reason* is the label of the retry metric.
 
-    If *may_be_endpoint* is true, the URL might be wrong rather than the records. For example, a TLS port responds to
+    If *may_be_endpoint* is true, the problem might be the URL, not the records. For example, a TLS port responds to
     plain HTTP with status 400. In the following cases, the agent resends the records instead of parking them:
 
     - The endpoint has accepted no record since the configuration changed.

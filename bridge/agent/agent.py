@@ -310,9 +310,9 @@ class Agent:
     def feed_watchdog(self) -> None:
         """Notify the service manager that the agent is alive, unless polling is overdue.
 
-        Call this method from the main thread, at least once every `notifier.feed_within_seconds`. The thread that calls
-        `run_due` is unsuitable, because a hung disk can block it. Without these notifications, the service manager
-        restarts the agent.
+        Call this method at least once every `notifier.feed_within_seconds`. Otherwise, the service manager restarts the
+        agent. Call it from the main thread, not from the thread that calls `run_due`, because a hung disk can block
+        that thread.
         """
         if not self.poller.loop_watch.late_seconds:
             self.notifier.alive()
@@ -377,8 +377,8 @@ class Agent:
     def stop(self, *, spent_seconds: float = 0.0) -> None:
         """Stop polling, drain the sinks, save the outbox, and unlock the directory.
 
-        The workers keep sending pending records for up to `stop_grace_seconds`, less the *spent_seconds* that have
-        already passed. If another agent has locked the state directory, they send nothing.
+        The workers keep sending pending records until the grace period (`stop_grace_seconds`) ends. *spent_seconds* of
+        it have already passed. If another agent has locked the state directory, the workers send nothing.
         """
         grace_seconds = 0.0 if self._is_displaced else max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         deadline = time.monotonic() + grace_seconds

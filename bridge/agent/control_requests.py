@@ -49,9 +49,9 @@ FIRST, LAST = -(2**62), 2**62
 class Source:
     """The outbox that a request reads or changes.
 
-    A running agent passes its own *outbox*. Without one, the source reads the newest complete outbox file in
-    *directory*, and raises OutboxError if it finds none. `retry_records` calls *on_retry* with the name of the sink, or
-    with None if it retries the records of all sinks.
+    In a running agent, *outbox* is the agent's own outbox. If *outbox* is None, the source reads the newest complete
+    outbox file in *directory*, and raises OutboxError if it finds none. `retry_records` calls *on_retry* with the
+    sink's name, or with None if it retries the records of all sinks.
     """
 
     def __init__(
@@ -351,10 +351,10 @@ def import_records(source: Source, *, path: str) -> int:
 
 
 def decide(source: Source, *, decision: StoredDecision, overruled: tuple[int, ...] = ()) -> tuple[StoredDecision, ...]:
-    """Store a decision made on this VM, which overrules the holds listed in *overruled*.
+    """Store a decision made on this VM. The decision overrules the holds in *overruled*.
 
-    *overruled* lists the holds by their arrival numbers. If the event has any other holds, the function does not store
-    the decision, and returns those holds instead.
+    *overruled* contains the arrival numbers of these holds. If the event also has other holds, the function does not
+    store the decision, and returns the other holds.
     """
     if not source.is_approving():
         raise OutboxError(
@@ -373,7 +373,7 @@ def find_decision(source: Source, *, approver: str, decision_id: str) -> StoredD
 
 
 def why_unsaved(source: Source) -> str | None:
-    """Wait until the outbox is saved. Return None, or the reason if this takes over 0.8 s."""
+    """Wait up to 0.8 s until the outbox is saved. Return None, or why it is not saved yet."""
     if source.outbox.wait_saved(SAVE_SECONDS):
         return None
     return source.outbox.saver.behind_reason or "The disk is slow."

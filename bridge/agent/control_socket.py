@@ -1,6 +1,6 @@
 """The control socket, which connects commands to the running agent.
 
-Each connection serves one request and one response, in JSON. `bridge.agent.control_requests` defines the requests.
+Each connection carries one request and one response, in JSON. `bridge.agent.control_requests` defines the requests.
 
 Only root and the user that runs the agent can connect, because the socket has mode 0600. On Linux, the agent and the
 command also check each other's user ID. On Windows, the agent uses a named pipe.
@@ -166,7 +166,7 @@ class ControlServer:
 class _UnixListener:
     """Listens on a Unix socket, and replaces the socket file that a killed agent left behind.
 
-    The standard library's `Listener` deletes the socket file at exit, even if the file now belongs to another agent.
+    Unlike this class, the standard library's `Listener` deletes its socket file at exit even if another agent owns it.
     """
 
     def __init__(self, path: str) -> None:
@@ -255,7 +255,7 @@ class ControlClient:
     def _connect(self, deadline: float) -> tuple[Connection[Any, Any], int | None]:
         """Return a connection and the agent's process ID, if known.
 
-        If an agent has locked the directory but is not listening on its socket yet, the method waits for it.
+        If an agent has locked the directory but is not listening on its socket yet, the method waits until it listens.
         """
         from multiprocessing.connection import Client  # noqa: PLC0415
 

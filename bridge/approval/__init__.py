@@ -1,7 +1,7 @@
 """Approves events early, based on signed decisions and local rules.
 
-Once an event is approved, Azure can start it before NotBefore on every VM that it names. The agent therefore does not
-approve an event when in doubt. It writes a record for each attempt.
+Once an event is approved, Azure can start it before NotBefore, on every VM that the event names. If the agent has any
+doubt, it therefore does not approve the event. It writes a record for each attempt.
 
 A decision from the portal passes through these modules, which follow PROTOCOL.md:
 

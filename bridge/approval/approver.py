@@ -8,7 +8,8 @@ The thread repeats these steps:
 4. If the document still allows the approval, send StartRequests, and record the outcome.
 
 The agent saves each attempt before it sends StartRequests, so that the approval survives a crash. It repeats the
-request until the event starts, changes, or is put on hold, or until it no longer trusts a key that signed the approval.
+request until Azure accepts it. It gives up if the event starts, changes, or is put on hold, if the approval expires, or
+if the agent no longer trusts a key that signed the approval.
 
 The thread does not approve events in these cases:
 
@@ -17,8 +18,8 @@ The thread does not approve events in these cases:
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service has not responded within the last three seconds.
 
-While a key file is invalid, the agent cannot verify the tokens that were signed with the key. Because one of them might
-be a hold, no rule approves an event until the file is valid again.
+While a key file is invalid, the agent cannot verify tokens that were signed with this key. One of these tokens might be
+a hold, so no rule approves an event until the file is valid again.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Approver:
     """Decides which events to approve on this VM, and sends the approvals to Azure.
 
-    *portal_read* returns None until the agent has received all decisions from the portal, and then the
-    `Outbox.stream_id` for which it received them. *vm* returns the VM's identity. *directory* is the state
+    *portal_read* returns None until the agent has received all decisions from the portal. After that, it returns the
+    `Outbox.stream_id` for which the agent received them. *vm* returns the VM's identity. *directory* is the state
     directory.
     """
 
@@ -155,8 +156,8 @@ class Approver:
     ) -> None:
         """Store a valid IMDS response. Wake the thread if the document has changed.
 
-        The response arrived at *instant*, and the request was sent at *asked_at* on the monotonic clock. *unsettled*
-        contains the EventIds of events with an unconfirmed change. *tracked* is the document that the agent tracks.
+        *asked_at* is the monotonic time of the request, and *instant* is the time of the response. *unsettled* lists
+        the EventIds with an unconfirmed change. The document *tracked* still contains the old events.
         """
         before = self._answer
         self._answer = _Answer(

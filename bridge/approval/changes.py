@@ -53,7 +53,7 @@ class Changes(msgspec.Struct, kw_only=True):
         decisions: DecisionStage,
         message: str,
     ) -> None:
-        """Add a record of *result*, and set the stage *decisions* for the approval's decisions."""
+        """Add a record of *result*, and move the approval's decisions to the stage *decisions*."""
         self.records.append(approval_record(approval, transition, result, message=message))
         self.update_decisions(approval.arrivals, decisions, result.value, message)
 

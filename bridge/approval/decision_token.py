@@ -136,8 +136,8 @@ class ClaimsMalformed(ValueError):
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
     """Return the claims of *token*. If it is invalid, raise RefusedDecision with the reason.
 
-    *audience* is this VM's vmId, and *created_at* is when the outbox was created. Approve decisions from before that
-    time are refused, because the agent might have acted on them already, before an earlier outbox was deleted.
+    *audience* is this VM's vmId. *created_at* is when the outbox was created. The function refuses an approve decision
+    from before that time, because the agent might have acted on it already, with an outbox that was then deleted.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)

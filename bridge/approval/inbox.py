@@ -44,7 +44,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 class _Wait(IntEnum):
     """The reason why the inbox cannot process a token yet.
 
-    If too many tokens are waiting, those with the lowest value are dropped first.
+    If too many tokens are waiting, the inbox first drops those whose reason has the lowest value.
     """
 
     LATER = 1
@@ -96,7 +96,7 @@ class DecisionInbox:
         return refusals
 
     def receive_waiting(self, events: Mapping[str, ScheduledEvent]) -> list[ApprovalRecord]:
-        """Retry the waiting tokens, at most once per second. Return records of the refused ones."""
+        """Retry the waiting tokens, at most once per second. Return records of refused tokens."""
         waiting = list(self._waiting)
         if not waiting or self._clock.monotonic() < self._retry_at:
             return []
@@ -198,7 +198,7 @@ class DecisionInbox:
     def _kept_until(self, claims: Claims) -> float:
         """Return when the outbox can delete the decision: at ``exp``, or after a day for a hold.
 
-        The agent accepts a hold even after its ``exp``, and the outbox never deletes it while its event exists.
+        The agent accepts a hold even after the hold's ``exp``. The outbox never deletes a hold while the event exists.
         """
         if claims.verdict is not Verdict.HOLD:
             return claims.expires_at.timestamp()

@@ -4,8 +4,8 @@ If a response is malformed, the client raises PortalFailed. Error messages never
 contain the bearer token or a decision. As a result, repeated failures have the same message, which the agent logs only
 once.
 
-The client does not follow redirects. It uses the proxy from the environment variables, except for a loopback URL: the
-URL can be plain HTTP, so a proxy could read the token.
+The client does not follow redirects. It uses the proxy from the environment variables, except for loopback URLs. These
+URLs can use plain HTTP, so a proxy could read the token.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, directory: Path) -> str:
     """Return the header that describes the agent to the portal (PROTOCOL.md, section 2).
 
-    It lists only the keys whose files are valid. *directory* is the agent's state directory.
+    The header lists only the keys whose files are valid. *directory* is the agent's state directory.
     """
     about = {
         "version": version,
@@ -90,8 +90,8 @@ def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, vers
 class PortalClient:
     """Sends requests to the portal that *remote* configures. Only `close` is thread-safe.
 
-    *document* returns the attested document for a nonce, and is required for the credential ``attested``. *agent*
-    returns the value of the header that describes the agent.
+    *document* takes a nonce and returns the attested document. The credential ``attested`` requires this argument.
+    *agent* returns the value of the header that describes the agent.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class ApprovalRecorder:
                 known.count += 1
 
     def write(self, changes: Changes, stream_id: str, incarnation: Incarnation) -> None:
-        """Write *changes*, their records, and all due refusal records to the outbox together."""
+        """Write *changes*, their records, and all due refusal records to the outbox in one step."""
         self.refuse(changes.refusals)
         outcomes = [*changes.records, *self._due()]
         if changes.is_empty and not outcomes:

@@ -163,7 +163,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 def _private_bytes(path: Path) -> bytes:
     """Return a private key file. Raise SigningFailed if other users can read or change it.
 
-    If another user, such as root, owns the file, its group can have read access.
+    If another user, such as root, owns the file, the file's group is allowed to read it.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())

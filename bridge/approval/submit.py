@@ -78,8 +78,8 @@ class Submitter:
     def last_look(self) -> tuple[Document, Instant] | None:
         """Return the current document and its time, or None if IMDS does not respond.
 
-        The returned time is when the request was sent, plus the time since then on the monotonic clock. If the VM was
-        paused while it waited for the response, the response then counts as old.
+        The method adds the time that has passed on the monotonic clock to the time of the request. If the VM was paused
+        in between, the result is earlier than the wall clock, so the response counts as old.
         """
         asked_at = self._clock.instant()
         try:
@@ -98,7 +98,7 @@ class Submitter:
         return document, Instant(wall=wall, monotonic=monotonic)
 
     def withhold(self, approval: PendingApproval) -> None:
-        """Postpone *approval* for a second, because it must not be sent yet."""
+        """Postpone *approval* by one second, because it must not be sent yet."""
         self._retry_at[approval.key] = self._clock.monotonic() + _RETRY_SECONDS
         message = "The approval is withheld. The outbox is not saved, or the newest document does not allow it."
         self._log.problem(approval.key, logging.INFO, message, event_id=approval.event_id)

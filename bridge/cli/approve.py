@@ -4,8 +4,8 @@ The command shows the event, sends an approval to the running agent, and waits f
 approval like a decision from a portal, and then posts it to Azure. If the event changes or is put on hold after the
 command has shown it, the agent does not approve the event.
 
-The command can override a hold or a missing second approver, because anyone who can run it already controls the VM. In
-these two cases, `--yes`, which skips the confirmation prompt, also requires `--overrule`.
+The command can overrule a hold, or approve without the required second person, because anyone who can run it already
+controls the VM. In both cases, `--yes` (which skips the confirmation prompt) works only with `--overrule`.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def check_config() -> None:
     The exit code is 78 if the configuration is invalid. It is 1 if a secret, a program, or the state directory cannot
     be used, if another user can change a file that controls approvals, or if --connect finds a destination that fails.
 
-    The command runs outside the sandbox of the service. For example, a directory can be writable for the command but
-    not for the service.
+    The command does not run in the service's sandbox. For example, it might be able to write to a directory that is
+    read-only for the service.
 
     Requesting the Scheduled Events document for the first time turns on Scheduled Events for the VM. To avoid
     this, --connect requests the document only if an agent already uses the state directory.
@@ -219,8 +219,8 @@ def discard() -> None:
 def move() -> None:
     """Move undelivered records from the sink OLD to the sink NEW, for example after a rename.
 
-    The metrics of OLD count the moved records as discarded. A record that NEW has already received in the last 7 days
-    (state.keep_delivered_seconds) is not sent to it again.
+    OLD's metrics count the moved records as discarded. If NEW has already received a record in the last 7 days
+    (state.keep_delivered_seconds), the agent does not send it to NEW again.
     """
 
 
@@ -360,9 +360,9 @@ def portal_check() -> None:
 def decide() -> None:
     """Sign a decision on an event, and print the signed token.
 
-    The command does not send the token. Your own portal must return it to the agent. With --all, the command signs a
-    decision for each VM in the file, unless the event has already ended on that VM. It does not sign an approval for a
-    VM on which the event has already started.
+    The command does not send the token. Your own portal must return the token to the agent. With --all, the command
+    signs a decision for each VM in the file, unless the event has already ended on that VM. It does not sign an
+    approval for a VM on which the event has already started.
     """
 
 

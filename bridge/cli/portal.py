@@ -104,7 +104,7 @@ def migrate(path: Path | None) -> None:
 def backup(path: Path | None, target: Path) -> None:
     """Copy the database to the new file TARGET. The portal can run during the copy.
 
-    If you start a portal with this copy, every agent re-requests all of its decisions.
+    If you start a portal with this copy, every agent requests all of its decisions again.
     """
     library().backup(path, target)
     click.echo(f"The database was copied to {target}.")

@@ -3,8 +3,8 @@
 SIGTERM and SIGINT stop a command, and SIGHUP reloads the configuration of `run`.
 
 While a command runs, its signal handlers do nothing. Instead, Python writes the number of each signal to a pipe, and a
-thread that reads the pipe sets a `threading.Event`. If a handler set the event itself while `Event.wait` ran on the
-main thread, it would wait forever for the lock of the event.
+thread that reads the pipe sets a `threading.Event`. A handler must not set the event itself. If it interrupted
+`Event.wait` on the main thread, it would wait forever for a lock that the main thread holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SignalEvents:
         threading.Thread(target=self._set_each, name="signals", daemon=True).start()
 
     def set_on(self, numbers: Iterable[int], *events: threading.Event) -> None:
-        """Set *events*, in this order, whenever one of the signals *numbers* arrives."""
+        """Set *events*, in the given order, whenever a signal with one of the *numbers* arrives."""
         for number in numbers:
             self._events[number] = events
             signal.signal(number, lambda *_: None)

@@ -2,8 +2,8 @@
 
 Output that is not written to a terminal has no colors, and its lines are not wrapped.
 
-Tables are not printed with the rich library, because it splits long EventIds on a narrow terminal, and you could not
-copy a split EventId.
+The module does not use the rich library for tables. On a narrow terminal, rich splits long EventIds, and users could
+not copy a split EventId.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Reads and validates the TOML configuration file, and returns immutable settings.
 
 Other packages can import `loader`, `settings`, `approval`, `trusted_keys`, `json_schema`, `secret_keys`, and `masking`.
-The `mistakes` and `toml` modules also validate other TOML files and requests.
+They can also import `mistakes` and `toml`, to validate other TOML files and requests.
 """

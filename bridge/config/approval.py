@@ -178,7 +178,7 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
 def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
     """Return the settings of ``[approval]``, or None if the table has mistakes.
 
-    Each mistake is added to *mistakes*. The function also reads the certificate files, so that the agent reports an
+    The function adds each mistake to *mistakes*. It also reads the certificate files, so that the agent reports an
     invalid certificate at startup.
     """
     before = len(mistakes)

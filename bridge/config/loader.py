@@ -179,8 +179,9 @@ def service_directory(environ: Mapping[str, str] = os.environ, *, windows: bool 
 def directory_despite_errors(explicit: Path | None, error: ConfigurationError) -> Path:
     """Return the service's state directory, for a command with an invalid configuration.
 
-    If the service's configuration becomes invalid, a running service keeps the previous one, so its directory is still
-    valid. If the user passed a file, *explicit*, the service might use another file, so the function raises *error*.
+    If the service's configuration becomes invalid, a running service keeps using the previous one, so its directory
+    does not change. *explicit* is the file that the user passed, or None. If it is set, the function raises *error*,
+    because the service might use another file.
     """
     directory = service_directory()
     if explicit is not None or not directory.exists():

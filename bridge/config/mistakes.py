@@ -43,7 +43,7 @@ class Problems:
         self.add(path, f" is {shown(path, value)}, but must be {wanted}.{hint}")
 
     def wrong_type(self, path: str, value: object, wanted: Any, core: Any) -> None:
-        """Report a value of the wrong type. *core* is *wanted* without ``Annotated`` and None."""
+        """Report a *value* of the wrong type. *core* is *wanted* without ``Annotated`` and None."""
         choices = _choices(types.type_info(core)) if not is_secret_name(path) else []
         self.wrong(path, value, in_words(wanted), nearest(value, choices) if isinstance(value, str) else "")
 

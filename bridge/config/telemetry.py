@@ -1,7 +1,7 @@
 """Reads the settings of the ``[telemetry]`` table and of the OTEL_* variables.
 
-If the table does not contain a setting, the agent uses the matching variable (see the OpenTelemetry page "OTLP Exporter
-Configuration"). Without the table, it ignores all of these variables, because they might be meant for another program.
+If the table lacks a setting, the agent uses the matching variable (see the OpenTelemetry page "OTLP Exporter
+Configuration"). If there is no table, it ignores all of these variables. They might be meant for another program.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings for sending metrics, from the file and the environment variables."""
+    """The settings for sending metrics. They come from the file and environment variables."""
 
     url: str
     interval_seconds: float

@@ -30,7 +30,7 @@ LONGEST_SECONDS = 315_360_000
 class Check(msgspec.Struct, frozen=True):
     """A check in ``Annotated`` for conditions that a type cannot express.
 
-    *rule* is called with the converted value. If the value is invalid, it raises ValueError with a description of the
+    *rule* receives the converted value. If the value is invalid, *rule* raises ValueError with a description of the
     valid values and, optionally, a hint.
     """
 
@@ -62,9 +62,10 @@ def convert(
 
     If the table is invalid, add the errors to *problems* and return None.
 
-    The constructor of *struct* checks combinations of keys. If it raises ValueError, the message becomes a mistake of
-    the table. A key that is invalid by itself is passed unconverted, which can cause a TypeError or AttributeError. The
-    function then ignores this error. *stricter* maps fields to types that are stricter than the declared ones.
+    The constructor of *struct* checks combinations of keys. If it raises ValueError, the function reports the message
+    as a problem of the table. The constructor also receives invalid values, which are not converted. If it then raises
+    TypeError or AttributeError, the function ignores this error. *stricter* maps fields to types that are stricter than
+    the declared ones.
     """
     before = len(problems)
     if not isinstance(table, Mapping):

@@ -61,7 +61,7 @@ class TrustedKey:
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
     """Return a sentence for each invalid name in *keys*, and for each key with two names.
 
-    Otherwise, one person whose key has two names could approve an event as two people.
+    Without this check, a person whose key has two names could approve an event as two people.
     """
     mistakes = [
         f"kid '{kid}' occurs {count} times. Give each key a unique name."

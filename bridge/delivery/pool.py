@@ -1,8 +1,8 @@
 """Starts, replaces, and ends the delivery workers. Each sink has one worker.
 
-Before the pool replaces a worker, it waits for the worker to end, or cancels it so that it cannot send more records.
-When the agent stops or reloads its configuration, all workers share one deadline, so several hanging sinks delay the
-agent no longer than a single one would.
+Before the pool replaces a worker, it waits for the worker to end. If the worker does not end in time, the pool cancels
+it, so that it sends no more records. When the agent stops or reloads its configuration, all workers share one deadline,
+so several hanging sinks delay the agent no longer than a single one would.
 """
 
 from __future__ import annotations

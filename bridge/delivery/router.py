@@ -1,8 +1,8 @@
 """Selects the sinks for a record by applying the filters of each ``[[sinks]]`` table.
 
-The filters check the type, source, and resources that an event has now, because Azure can change them. For example, a
-Reboot can become a Freeze. A record without an event, such as the refusal of a decision on an unknown event, always
-passes the filters.
+The filters check an event's current type, source, and resources, because Azure can change them. For example, a Reboot
+can become a Freeze. A record without an event, such as the refusal of a decision on an unknown event, always passes the
+filters.
 
 With ``speak = "first"``, only the first VM in an event's Resources sends the records of the event. Azure sends the same
 list to all VMs, so their agents do not need to coordinate. If an agent cannot determine whether its VM is the first in

@@ -43,8 +43,8 @@ _NO_THREAD = "No thread can start. Raise the task limit (TasksMax, pids.max), or
 class Sender:
     """Runs calls on the thread of one sink. Only `cut` is thread-safe.
 
-    *build* creates the sink. *configuration* returns a digest of the sink's configuration, which can require reading
-    files.
+    *build* creates the sink. *configuration* returns a digest of the sink's configuration, and can read files to
+    compute it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Computes `active_event_ids`, the list of open events in every record.
 
-A consumer that misses the last record of an event can still tell from any later record that the event is over, because
-the list no longer contains it.
+A consumer that misses an event's last record can still tell from any later record that the event is over, because the
+list in the later record does not contain the event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def listed_event_ids(document: Document) -> tuple[str, ...] | None:
 
 
 class Agreement:
-    """Compares the first IMDS responses if the agent starts without a stored document.
+    """Compares the first IMDS responses with each other if no document is stored at startup.
 
     If responses differ, the list of open events is unknown until all responses have agreed for five minutes.
     """

@@ -313,9 +313,9 @@ def record_id(
 ) -> str:
     """Return the ID of a record: a UUIDv5 of the VM, the event, the transition, and *n*.
 
-    *n* is the number of earlier records of this VM that have the same event key and `repeat_key`, so a transition that
-    occurs again gets a new ID. For an approval, *outcome* contains the decision ID and the result, and the ID depends
-    on both.
+    *n* is the number of earlier records of this VM that have the same event key and `repeat_key`. A transition that
+    occurs again therefore gets a new ID. The ID of an approval's record also depends on *outcome*, which contains the
+    decision ID and the result.
 
     The ID does not depend on the time, the incarnation, or the evidence. If the agent crashes and then observes the
     same transition again, the ID is therefore the same.

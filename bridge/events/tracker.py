@@ -8,7 +8,7 @@ five good responses in a row show them:
 - a return from Started to Scheduled
 - an `updated` record that repeats an earlier record
 
-In two cases, five responses are not enough, and the agent records an absence or a return to Scheduled only after all
+In two cases, five responses are not enough. The agent then records an absence or a return to Scheduled only after all
 good responses have agreed for five minutes:
 
 - The event was absent and came back within the last five minutes.

@@ -17,9 +17,9 @@ the transition from other facts, and reports the certainty as *evidence*. The fi
     Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-A boot of this VM completes a Reboot or Redeploy event if it happened at or after NotBefore, or if this agent had
-approved the event. Any other boot does not count, because a user might have rebooted the VM. A boot up to one minute
-before NotBefore does count, because the clocks of Azure and this VM can differ.
+A boot of this VM completes a Reboot or Redeploy event if the VM booted after NotBefore or up to one minute before it,
+or if this agent had approved the event. The minute allows for a difference between Azure's and this VM's clocks. Any
+other boot does not count, because a user might have rebooted the VM.
 
 Microsoft's mock server uses a new EventId for each status of an event. An event therefore does not count as canceled if
 the first document without it contains another event with the same type, source, and Resources.

@@ -5,8 +5,8 @@ every event that took it out has ended, even if Azure changes the type of an eve
 ended, the VM stays out for *after_seconds* more. The outbox stores these events, so that a restart of the agent does
 not change the response.
 
-While IMDS does not respond, the response of /serving stays the same for up to one hour. After that, the VM returns to
-service, so that a failure of IMDS does not keep it out of service permanently.
+While IMDS does not respond, the response of /serving stays the same for up to one hour. After that, /serving reports
+the VM as in service, so that an outage of IMDS does not keep the VM out permanently.
 """
 
 from __future__ import annotations

@@ -161,7 +161,8 @@ class _Connection(Watched):
     def _send_collected(self) -> None:
         """Send the request.
 
-        Ignores an error if the server has closed the connection, because it might have sent a response first.
+        If the server has closed the connection, the method ignores the error, so that the client can still read a
+        response that the server sent before.
         """
         request, self._unsent = b"".join(self._unsent or ()), None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -52,8 +52,8 @@ class DeadlineSession(requests.Session):
     ) -> requests.Response:
         """Send a request, and return the response regardless of its status.
 
-        *parts* are additional arguments for `requests.Request`, such as headers. Raises DeadlineExceeded,
-        ResponseUnread if the body is compressed or too large, and the exceptions that `requests.Session.send` raises.
+        *parts* are additional arguments for `requests.Request`, such as headers. Raises ResponseUnread if the body is
+        compressed or too large. Also raises DeadlineExceeded and the exceptions of `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")

@@ -6,9 +6,9 @@ The timeout in the `requests` library applies to each read, so a server that sen
 open indefinitely. When a request reaches its deadline, the watchdog shuts down its sockets, and any blocked send, TLS
 handshake, or read returns immediately.
 
-Each connection keeps a duplicate of its socket for the watchdog, because TLS replaces the original socket object, and a
-response with ``Connection: close`` can outlive its connection. All requests on a connection share one duplicate, so
-polling continues even if the process runs out of file descriptors.
+Each connection keeps a duplicate of its socket for the watchdog. The original is not enough, because TLS replaces the
+socket object, and the client can still read a response with ``Connection: close`` after it has closed the connection.
+All requests on a connection share one duplicate, so polling continues even if the process runs out of file descriptors.
 
 The watchdog cannot interrupt a name lookup, because ``getaddrinfo`` does not expose a socket. Callers that use host
 names need a second deadline, such as the one in `bridge.delivery.sender`.

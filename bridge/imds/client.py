@@ -1,8 +1,8 @@
 """Sends requests to the Azure Instance Metadata Service (IMDS).
 
 The client requests the Scheduled Events document and this VM's identity, and sends approvals. Each request has the
-``Metadata: true`` header. The client never uses a proxy, because IMDS rejects requests with an X-Forwarded-For header.
-It does not follow redirects, because IMDS does not send any.
+``Metadata: true`` header. The client never uses a proxy, because a proxy can add an X-Forwarded-For header, and IMDS
+rejects requests with this header. It does not follow redirects, because IMDS does not send any.
 
 The first request for the document turns on Scheduled Events for this VM, which can take two minutes. If the VM sends no
 requests for 24 hours, Azure turns Scheduled Events off again (Microsoft, "Scheduled Events for Linux VMs in Azure").
@@ -61,9 +61,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class ImdsClient:
     """Sends requests to the metadata service of this VM. *clock* returns Unix time.
 
-    Three threads can call `scheduled_events`, `identity`, and `start_requests` at the same time, because each method
-    has its own connection. `scheduled_events_again` uses the connection of `start_requests`, so call both from the same
-    thread.
+    Different threads can call `scheduled_events`, `identity`, and `start_requests` at the same time, because each of
+    these methods has its own connection. `scheduled_events_again` shares the connection of `start_requests`, so call
+    these two methods from the same thread.
     """
 
     def __init__(self, settings: ImdsSettings, *, clock: Callable[[], float] = time.time) -> None:

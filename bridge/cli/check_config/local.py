@@ -1,7 +1,7 @@
 """Checks files, variables, programs, and the state directory without the network.
 
-The checks do not change anything on the machine. Because root can read every file, `check-config` prints a command for
-root that repeats the checks as the agent's user.
+The checks do not change anything on the machine. Root can read every file, so checks by root do not show what the agent
+can read. If root runs `check-config`, it therefore prints a command that repeats the checks as the agent's user.
 """
 
 from __future__ import annotations
