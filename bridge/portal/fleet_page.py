@@ -53,9 +53,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """The VMs that belong to each count of `SHOWN`, without the counts that need another query."""
 
 
-async def read_fleet(site: Site, person: Person) -> Fleet:
-    """Return the fleet that *person* can see."""
-    vms = await _find(site, VmFilter(scope=person.scope))
+async def read_fleet(site: Site, person: Person, vms: set[str] | None = None) -> Fleet:
+    """Return the fleet of *person*. Without a scope, *vms* replaces the stored VMs."""
+    if vms is None or person.scope:
+        vms = await _find(site, VmFilter(scope=person.scope))
     agents = {key: seen for key, seen in site.connected_agents.all().items() if not person.scope or key in vms}
     counted = {"refusing": set[str](), "idle": vms - agents.keys(), **{each.value: set[str]() for each in Connection}}
     for key, seen in agents.items():

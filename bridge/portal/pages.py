@@ -76,7 +76,7 @@ async def home(site: Site, request: Request, person: Person) -> Response:
     """``GET /``: list announced, started, and recently ended events."""
     query = ListQuery.of(request)
     found = await site.store.read(read_list, query, person, now=site.clock.now(), cursor=cursor_of(request))
-    counted = (await read_fleet(site, person)).counted
+    counted = (await read_fleet(site, person, found["affected"])).counted
     agents = {name: len(counted[name]) for name in ("disconnected", "refusing")}
     agents["idle"] = len(counted["idle"] & found["affected"])
     return site.login.page(
