@@ -99,7 +99,7 @@ async def _events(site: Site, request: Request) -> Response:
     state = choice_of(request, "state", ("open", "over", "all"), "open")
     group, cursor, now = group_of(request), cursor_of(request), site.now()
     wanted = EventFilter(groups=(group,) if group else (), states=OVER if state == "over" else ())
-    listing = partial(list_lines, has_waves=False) if state == "open" else list_events
+    listing = partial(list_lines, has_waves=False, approved_first=False) if state == "open" else list_events
     page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
     alone = await site.store.read(collapsed, wanted, now=now) if state == "open" else []
     keys = [each.event.key for each in page.lines]

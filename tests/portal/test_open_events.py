@@ -101,14 +101,26 @@ def test_nul_in_type_and_region_does_not_prevent_a_wave(store):
 
 def test_approved_events_come_first_and_leave_their_wave_unless_an_agent_refused(wave):
     add(wave, announced(9, minutes=30), at=AT)
-    for event_id, is_refused in (("E-2", False), ("E-7", False), ("E-6", True)):
-        approved = {"decision": "approved", "decision_digest": events.c.digest, "decision_until": "9999"}
-        change = events.update().where(events.c.event_key == key_of_event_id(event_id))
-        change = change.values(**approved, is_refused=is_refused)
-        wave.write(lambda c, change=change: c.execute(change))
+    approve(wave, "E-2")
+    approve(wave, "E-7")
+    approve(wave, "E-6", is_refused=True)
     approved, others = [("E-2", None), ("E-7", None)], [("E-5", None), ("E-6", None), ("E-0", 5), ("E-8", None)]
     page, found = lines(wave, limit=1)
     assert found + lines(wave, cursor=page.cursor)[1] == approved + others
+
+
+def approve(store, event_id, *, is_refused=False):
+    approved = {"decision": "approved", "decision_digest": events.c.digest, "decision_until": "9999"}
+    change = events.update().where(events.c.event_key == key_of_event_id(event_id))
+    store.write(lambda connection: connection.execute(change.values(**approved, is_refused=is_refused)))
+
+
+def test_programs_receive_each_event_once_in_the_order_of_notbefore_while_one_is_approved(wave):
+    for_programs = {"has_waves": False, "approved_first": False}
+    expected = lines(wave, **for_programs)[1]
+    page, found = lines(wave, limit=3, **for_programs)
+    approve(wave, expected[5][0])
+    assert found + lines(wave, cursor=page.cursor, **for_programs)[1] == expected
 
 
 def test_pagination_returns_each_line_once(wave):

@@ -1,7 +1,7 @@
 """Lists and counts open events, in the order in which Azure starts them.
 
-Approved events come first, because an agent starts them within seconds. Then come the other events with a future
-NotBefore. Both are ordered by NotBefore. All others follow, newest first.
+Events with a future NotBefore come first, ordered by NotBefore. All others follow, newest first. Pages for people begin
+with the approved events, because an agent starts them within seconds.
 
 If one VM is the only reporter of more than two open events, these events do not appear in the lists and counts.
 Instead, `collapsed` returns one line for that VM.
@@ -56,11 +56,13 @@ def list_lines(
     limit: int = PAGE,
     cursor: str | None = None,
     has_waves: bool = True,
+    approved_first: bool = True,
 ) -> LinePage:
     """Return a page of open events in the order in which Azure starts them.
 
-    A wave of five or more events that are not approved is shown as one line, unless *wanted* selects that wave. The
-    cursor contains the time when the first page was read, so all pages use the same order.
+    A wave of five or more events is shown as one line, unless *wanted* selects that wave. Approved events that come
+    first are not part of a wave. The cursor contains the time when the first page was read, so all pages use the same
+    order. A program that reads all pages needs *approved_first* = False, because an approval would move an event.
     """
     at, first, place = now, 1, None
     if cursor is not None:
@@ -70,28 +72,29 @@ def list_lines(
     names = ("event_key", "sort_at", "wave", "decided_by", "is_refused")
     columns = (*(events.c[name] for name in names), decision.label("decision"))
     rows: list[Any] = list(connection.execute(select(*columns).where(*where)))
-    waves = {row.event_key: row.wave for row in rows if has_waves and wanted.wave is None and not _starts_early(row)}
-    sizes = Counter(filter(None, waves.values()))
+    early = {row.event_key for row in rows if approved_first and row.decision == "approved" and not row.is_refused}
+
+    def place_of(row: Any) -> tuple[str, str, str]:
+        return ("0", row.sort_at, row.event_key) if row.event_key in early else _place(row, at)
+
+    may_share = has_waves and wanted.wave is None
+    sizes = Counter(row.wave for row in rows if may_share and row.wave and row.event_key not in early)
     lines: dict[str, list[Any]] = {}
-    for row in sorted(rows, key=lambda row: _place(row, at)):
-        wave = waves.get(row.event_key)
-        lines.setdefault(wave if wave and sizes[wave] >= _LEAST_OF_WAVE else row.event_key, []).append(row)
-    left = [each for each in lines.values() if place is None or _place(each[0], at) > tuple(place)]
+    for row in sorted(rows, key=place_of):
+        is_shared = row.event_key not in early and sizes[row.wave] >= _LEAST_OF_WAVE
+        lines.setdefault(row.wave if is_shared else row.event_key, []).append(row)
+    left = [each for each in lines.values() if place is None or place_of(each[0]) > tuple(place)]
     shown = _lines_of(connection, left[:limit])
     following = None
     if len(left) > limit:
-        following = "~".join([str(first + limit), at, *_place(left[limit - 1][0], at)])
+        following = "~".join([str(first + limit), at, *place_of(left[limit - 1][0])])
     return LinePage(lines=shown, total=len(lines), events=len(rows), first=first, cursor=following)
 
 
-def _starts_early(row: Any) -> bool:
-    return row.decision == "approved" and not row.is_refused
-
-
 def _place(row: Any, at: str) -> tuple[str, str, str]:
-    """Return the sort key of an event: approved, then future, then all others, newest first."""
-    if _starts_early(row) or row.sort_at > at:
-        return "0" if _starts_early(row) else "1", row.sort_at, row.event_key
+    """Return the sort key of an event: future events first, then all others, newest first."""
+    if row.sort_at > at:
+        return "1", row.sort_at, row.event_key
     return "2", row.sort_at.translate(_REVERSED), row.event_key
 
 
