@@ -21,7 +21,7 @@ from bridge.portal.fleet import State
 from bridge.portal.store.database import Store
 from bridge.portal.store.events import EventFilter, list_events
 from bridge.portal.store.open_events import collapsed, count_open, list_lines
-from bridge.portal.store.vms import VmFilter, find_vms
+from bridge.portal.store.vms import VmFilter, find_vms, read_vms
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -139,7 +139,7 @@ def test_queries_of_a_large_fleet_use_little_cpu(store, figure):
         "collapsed": lambda c: collapsed(c, EventFilter(), now=ARRIVAL),
         "completed events": lambda c: list_events(c, EventFilter(states=(State.COMPLETED,)), now=ARRIVAL, limit=50),
         "all past events": lambda c: list_events(c, EventFilter(), now=ARRIVAL, limit=50),
-        "VMs by name": lambda c: find_vms(c, VmFilter(text="vm_77")),
+        "VMs by name": lambda c: read_vms(c, [key for _, key in find_vms(c, VmFilter(text="vm_77"))[:50]]),
     }
     costs = {
         name: min(cpu_ms(lambda query=query: store.read(query)) for _ in range(3)) for name, query in queries.items()

@@ -79,8 +79,7 @@ def fill(store: Store, *, vms: int, open_events: int, past_events: int = 0, now:
     for number in range(open_events):
         size = 1 + number % 5 if number % 10 else 12
         first = number * vms // open_events
-        last = min(first + size, vms, (first // _VMS_OF_SET + 1) * _VMS_OF_SET)
-        of_event = tuple(range(first, last))  # of one scale set
+        of_event = tuple((first + each) % vms for each in range(min(size, vms)))
         event_type, seconds = _TYPES[number % len(_TYPES)]
         left = timedelta(seconds=190 + number * 41) if number % 40 else timedelta(hours=3 + number / 5)
         fields = {

@@ -35,7 +35,8 @@ def test_fleet_page_shows_counts_and_agents_that_would_not_follow(office):
     office.poll(1, version="9.8", kids=["other"], dry_run=True)
     vic = office.browser("vic")
     page = vic.page("/agents").text
-    assert "1 would not follow a decision 1 not polling 2 connected 0 reconnecting" in page
+    counts = "1 not polling 2 connected 0 reconnecting 0 disconnected 0 silent for a day"
+    assert f"1 would not follow a decision {counts}" in page
     assert "vm_1 connected no: it does not trust the key p1 9.8" in page
     assert "vm_0 connected" not in page
     assert "1-1 of 1" in page
