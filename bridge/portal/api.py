@@ -136,7 +136,7 @@ async def _agents(site: Site, _request: Request) -> Response:
     every = [key for _, key in await site.store.read(find_vms, VmFilter())]
     known = await site.store.read(read_vms, every[:_MOST_VMS])
     seen = site.connected_agents.all()
-    keys = [*every[:_MOST_VMS], *sorted(seen.keys() - known.keys())]
+    keys = [*known, *sorted(seen.keys() - known.keys())]
     agents = [{"vm_key": key, "record": _newest_record(known.get(key)), "agent": _agent(seen.get(key))} for key in keys]
     return json_answer({"agents": agents, "total_vms": len(every)})
 

@@ -1,7 +1,7 @@
 """Serves the page of all VMs and their agents.
 
 By default, the page lists only agents that would not follow this portal's decisions. The portal keeps the state of the
-agents in memory, but filters, sorts, and counts the VMs in the database.
+agents in memory. It therefore reads the names and keys of all VMs, and combines them with the agents here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from urllib.parse import urlencode
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,53 +41,32 @@ SHOWN = {
 }
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The VMs that a person can see, and their agents."""
-
-    vms: set[str]
-    """The VMs that have sent a record. An agent can poll before its first record."""
-    agents: dict[str, AgentSeen]
-    """The agents that have polled within the last day."""
-    counted: dict[str, set[str]]
-    """The VMs that belong to each count of `SHOWN`, without the counts that need another query."""
-
-
-async def read_fleet(site: Site, person: Person, vms: set[str] | None = None) -> Fleet:
-    """Return the fleet of *person*. Without a scope, *vms* replaces the stored VMs."""
-    if vms is None or person.scope:
-        vms = await _find(site, VmFilter(scope=person.scope))
-    agents = {key: seen for key, seen in site.connected_agents.all().items() if not person.scope or key in vms}
-    counted = {"refusing": set[str](), "idle": vms - agents.keys(), **{each.value: set[str]() for each in Connection}}
-    for key, seen in agents.items():
-        counted[seen.connection.value].add(key)
-        why_not = seen.report.refusal(site.kid) if seen.connection is Connection.CONNECTED and site.kid else None
-        if why_not is not None or seen.connection is Connection.DISCONNECTED:
-            counted["refusing"].add(key)
-    return Fleet(vms=vms, agents=agents, counted=counted)
-
-
 async def show(site: Site, request: Request, person: Person) -> Response:
     """``GET /agents``: show the counts, and the VMs that match the `show` and `q` parameters."""
     text = text_of(request, "q")
     shown = choice_of(request, "show", SHOWN, "all" if text else "refusing")
     first = whole_number(request.query_params, "first", 1, lowest=1, highest=MOST_ROWS)
     cursor = (text_of(request, "name"), text_of(request, "key")) if first > 1 else ("", "")
-    fleet, everything = await read_fleet(site, person), VmFilter(scope=person.scope)
+    everything = VmFilter(scope=person.scope)
+    everyone = await site.store.read(find_vms, everything)
+    matching = await site.store.read(find_vms, replace(everything, text=text)) if text else everyone
+    vms = {key for _, key in everyone}
+    agents = site.connected_agents.of(vms) if person.scope else site.connected_agents.all()
     silent = replace(everything, silent_since=format_time(site.clock.now() - _SILENT))
     counted = {
-        **fleet.counted,
+        **_by_state(agents, site.kid),
+        "idle": vms - agents.keys(),
         "silent": await _find(site, silent),
         "conflict": await _find(site, replace(everything, is_conflict=True)),
-        "all": fleet.vms,
+        "all": vms,
     }
-    matching = await site.store.read(find_vms, replace(everything, text=text))
     found = [each for each in matching if each[1] in counted[shown]]
     page = found[bisect_right(found, cursor) :][:_PAGE]
     following = None
     if page and page[-1] != found[-1]:
         name, key = page[-1]
         following = urlencode({"show": shown, "q": text, "first": first + len(page), "name": name, "key": key})
-    unknown = set() if text else (fleet.agents.keys() if shown == "all" else counted[shown]) - fleet.vms
+    unknown = set() if text else (agents.keys() if shown == "all" else counted[shown]) - vms
     return site.login.page(
         request,
         person,
@@ -100,12 +78,12 @@ async def show(site: Site, request: Request, person: Person) -> Response:
         vms=await site.store.read(read_vms, [key for _, key in page]),
         total=len(found),
         first=first,
-        agents=fleet.agents,
+        agents=agents,
         unknown=sorted(unknown),
         following=following,
-        versions=_versions(fleet.agents),
+        versions=_versions(agents),
         kid=site.kid,
-        has_shared_tokens=not all(seen.is_attested for seen in fleet.agents.values()),
+        has_shared_tokens=not all(seen.is_attested for seen in agents.values()),
     )
 
 
@@ -117,6 +95,30 @@ async def bind(site: Site, request: Request, person: Person, _form: Form) -> Res
     if not await site.store.write(bind_name, key, by=person.name, at=site.now()):
         raise RequestRefused(409, "This VM does not have a name conflict, or no longer has one.")
     return redirect("/agents?show=conflict")
+
+
+async def count_agents(site: Site, person: Person, affected: set[str]) -> dict[str, int]:
+    """Return the numbers of agents for the first page.
+
+    *affected* contains the members of the open events.
+    """
+    agents = site.connected_agents.all()
+    if person.scope:
+        visible = await _find(site, VmFilter(scope=person.scope))
+        agents, affected = site.connected_agents.of(visible), affected & visible
+    counts = {name: len(keys) for name, keys in _by_state(agents, site.kid).items()}
+    return {**counts, "idle": len(affected - agents.keys())}
+
+
+def _by_state(agents: Mapping[str, AgentSeen], kid: str | None) -> dict[str, set[str]]:
+    """Return the VMs of each connection state, and those whose agent would not follow."""
+    found: dict[str, set[str]] = {"refusing": set(), **{each.value: set() for each in Connection}}
+    for key, seen in agents.items():
+        found[seen.connection.value].add(key)
+        why_not = seen.report.refusal(kid) if seen.connection is Connection.CONNECTED and kid is not None else None
+        if why_not is not None or seen.connection is Connection.DISCONNECTED:
+            found["refusing"].add(key)
+    return found
 
 
 async def _find(site: Site, wanted: VmFilter) -> set[str]:

@@ -21,7 +21,7 @@ from bridge.events.event import EVENT_TYPES
 from bridge.portal import audit_page, deciding, fleet_page, timeline_page
 from bridge.portal.event_list import ListQuery, read_list, read_selection
 from bridge.portal.fleet import EventState
-from bridge.portal.fleet_page import read_fleet
+from bridge.portal.fleet_page import count_agents
 from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
 from bridge.portal.sentences import differences
@@ -76,9 +76,7 @@ async def home(site: Site, request: Request, person: Person) -> Response:
     """``GET /``: list announced, started, and recently ended events."""
     query = ListQuery.of(request)
     found = await site.store.read(read_list, query, person, now=site.clock.now(), cursor=cursor_of(request))
-    counted = (await read_fleet(site, person, found["affected"])).counted
-    agents = {name: len(counted[name]) for name in ("disconnected", "refusing")}
-    agents["idle"] = len(counted["idle"] & found["affected"])
+    agents = await count_agents(site, person, found["affected"])
     return site.login.page(
         request, person, "home.html", found=found, query=query, types=EVENT_TYPES, required=site.required, agents=agents
     )
