@@ -12,8 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 from decimal import Decimal
+from operator import methodcaller
 
 from bridge.events.event import ScheduledEvent
+
+_UTF_16 = methodcaller("encode", "utf-16-be")
 
 
 def digest(event: ScheduledEvent) -> str:
@@ -35,7 +38,7 @@ def canonical_json(event: ScheduledEvent) -> bytes:
         "EventSource": event.event_source,
         "EventType": event.event_type,
         "NotBefore": event.not_before_raw,
-        "Resources": None if resources is None else sorted(set(resources), key=lambda name: name.encode("utf-16-be")),
+        "Resources": None if resources is None else sorted(set(resources), key=_UTF_16),
     }
     # With ensure_ascii=False, json.dumps escapes the same characters as RFC 8785 section 3.2.2.2.
     return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -106,7 +107,7 @@ class Stage(str, Enum):
     EXPIRED = "expired"
 
 
-class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionProgress(msgspec.Struct, frozen=True):
     """The progress of a decision, which is the same for all VMs in *vm_keys*."""
 
     vm_keys: tuple[str, ...]
@@ -139,7 +140,7 @@ def progress_of(
     holds = [each for each in details.verdicts if each.choice is Choice.HOLD]
     lifted = {each.verdict_id for each in holds} if all(each.withdrawn_at for each in holds) else set()
     newest = {each.choice: each.index for each in details.decisions}
-    found: dict[DecisionProgress, list[str]] = {}
+    found: dict[tuple[Any, ...], list[str]] = {}
     for each in details.decisions:
         stage, because = _stage_of(each, outcomes.get(each.jws_sha256), agents.get(each.vm_key), now=now)
         is_stopped = each.index < newest.get(Choice.HOLD, 0)
@@ -148,17 +149,8 @@ def progress_of(
             because = "" if is_past else because
         else:
             is_past = stage is Stage.EXPIRED or (stage in UNDER_WAY and (accepted is not None or is_stopped))
-        progress = DecisionProgress(
-            vm_keys=(),
-            choice=each.choice,
-            made_at=each.made_at,
-            stage=stage,
-            because=because,
-            is_stopped=is_stopped,
-            is_past=is_past,
-        )
-        found.setdefault(progress, []).append(each.vm_key)
-    return tuple(msgspec.structs.replace(progress, vm_keys=tuple(keys)) for progress, keys in found.items())
+        found.setdefault((each.choice, each.made_at, stage, because, is_stopped, is_past), []).append(each.vm_key)
+    return tuple(DecisionProgress(tuple(keys), *same) for same, keys in found.items())
 
 
 def _stage_of(

@@ -18,7 +18,15 @@ from starlette.requests import Request
 from bridge.clock import format_time
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import choice_of, group_of, text_of
-from bridge.portal.store.events import DECISIONS, EventFilter, Line, list_events, summaries_of, vms_of
+from bridge.portal.store.events import (
+    DECISIONS,
+    EventFilter,
+    Line,
+    events_over_since,
+    list_events,
+    summaries_of,
+    vms_of,
+)
 from bridge.portal.store.open_events import affected_vms, collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
 from bridge.text import without_nul
@@ -103,9 +111,8 @@ def read_list(
     started = list_lines(connection, replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
     over: list[Line] = []
     if not query.state and cursor is None:
-        ended = list_events(connection, replace(any_decision, states=OVER), now=at, limit=PAGE).lines
-        oldest = format_time(now - _HOUR)
-        over = [each for each in ended if each.event.observed_at >= oldest][:_FEW]
+        ended = events_over_since(connection, any_decision, since=format_time(now - _HOUR), now=at, limit=_FEW)
+        over = [Line(event=each) for each in ended]
     return {
         "page": page,
         "counts": count_open(connection, replace(any_decision, states=ANNOUNCED), now=at),
@@ -138,12 +145,9 @@ def read_selection(
 
 def _menus(connection: Connection, person: Person) -> dict[str, list[str]]:
     """Return the values of the filter menus, from the groups of the open events."""
-    regions, subscriptions, groups, labels = (
-        filter_values(connection, prefix, scope=person.scope)
-        for prefix in ("region:", "subscription:", "resource_group:", "labels.")
-    )
+    found = filter_values(connection, ("region:", "subscription:", "resource_group:", "labels."), scope=person.scope)
     return {
-        "region": [each.removeprefix("region:") for each in regions],
-        "subscription": [each.removeprefix("subscription:") for each in subscriptions],
-        "group": groups + labels,
+        "region": [each.removeprefix("region:") for each in found["region:"]],
+        "subscription": [each.removeprefix("subscription:") for each in found["subscription:"]],
+        "group": found["resource_group:"] + found["labels."],
     }

@@ -128,7 +128,7 @@ def _countdown_element(when: datetime | str, now: datetime) -> Markup:
 def _indented(body: str) -> Markup:
     """Return the indented JSON of *body*. Only the indentation contains line breaks."""
     lines = msgspec.json.format(body, indent=2).split("\n")
-    return Markup("\n").join(Markup.escape(escaped(each)) for each in lines)
+    return Markup.escape("\n".join(map(escaped, lines)))
 
 
 def _printed(value: Any) -> Any:

@@ -20,7 +20,7 @@ from bridge.portal.fleet import State
 from bridge.portal.schema import metadata
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreUnavailable, epoch
-from bridge.portal.store.events import EventFilter, list_events
+from bridge.portal.store.events import EventFilter, events_over_since, list_events
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.open_events import list_lines
 
@@ -151,6 +151,25 @@ def test_repeated_record_in_a_newer_stream_applies_its_active_event_ids(store):
     again = replace(first, stream_id=stream_id_of(0, 1), sequence=1, active_event_ids=("A",))
     store.write(add_records, received([again]), AT)
     assert {event.event.event_id: event.is_open for event in events_in(store).values()} == {"A": True, "B": False}
+
+
+def test_ended_events_are_listed_by_their_end_and_not_by_their_announcement(store):
+    over = {"transition": Transition.COMPLETED}
+    store.write(
+        add_records,
+        received(
+            [
+                fleet_record(0, event_id="LONG", seconds=0),
+                fleet_record(0, event_id="LONG", seconds=90, sequence=2, **over),
+                *(fleet_record(vm, event_id=f"E-{vm}", seconds=10 + vm, **over) for vm in range(1, 9)),
+            ]
+        ),
+        AT,
+    )
+    since = "2026-11-20T11:00:12.000Z"
+    found = store.read(events_over_since, EventFilter(), since=since, now=AT, limit=3)
+    assert [each.event.event_id for each in found] == ["LONG", "E-8", "E-7"]
+    assert len(store.read(events_over_since, EventFilter(), since=since, now=AT, limit=30)) == 8
 
 
 def test_events_are_listed_page_by_page_and_by_state_and_group(store):

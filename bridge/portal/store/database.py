@@ -174,7 +174,7 @@ def rows_in(
 ) -> Iterator[Any]:
     """Yield the rows of *query* whose *column* is one of *values*."""
     for part in in_parts(list(dict.fromkeys(values))):
-        yield from connection.execute(query.where(column.in_(part)))
+        yield from connection.execute(query.where(column.in_(part))).all()
 
 
 def in_parts(values: Sequence[_T]) -> list[Sequence[_T]]:

@@ -29,7 +29,7 @@ record_of = msgspec.json.Decoder(TransitionRecord).decode
 _lifts_of = msgspec.json.Decoder(dict[str, str]).decode
 
 
-class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
+class SignedDecision(msgspec.Struct, frozen=True):
     """A decision that agents receive."""
 
     index: int
@@ -87,7 +87,7 @@ def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -
             decisions=tuple(signed[key]),
             approvers=approvers,
             names=names,
-            outcomes=tuple(_counted([*outcomes[key], *_outcomes_without_event(connection, signed[key])], signed[key])),
+            outcomes=tuple(_counted([*outcomes[key], *_outcomes_without_event(connection, key)], signed[key])),
         )
         for key in keys
         if key in found
@@ -137,11 +137,11 @@ def open_events_of_vms(connection: Connection, vm_keys: Iterable[str]) -> set[st
 
 
 def _decisions(connection: Connection, keys: Iterable[str]) -> list[SignedDecision]:
-    columns = decisions.c.decision_index.label("index"), decisions.c.decision.label("choice")
-    others = (decisions.c[name] for name in SignedDecision.__struct_fields__ if name in decisions.c)
-    query = select(*columns, *others).order_by(decisions.c.decision_index)
-    rows = rows_in(connection, query, decisions.c.event_key, keys)
-    return [SignedDecision(**{**row._asdict(), "choice": Choice(row.choice)}) for row in rows]
+    of = decisions.c
+    query = select(of.decision_index, of.event_key, of.vm_key, of.decision, of.made_at, of.expires_at_seconds)
+    query = query.add_columns(of.jws_sha256, of.verdict_id).order_by(of.decision_index)
+    rows = rows_in(connection, query, of.event_key, keys)
+    return [SignedDecision(index, key, vm, Choice(choice), *rest) for index, key, vm, choice, *rest in rows]
 
 
 def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str, TransitionRecord]]:
@@ -160,11 +160,11 @@ def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str
         yield row.event_key, record_of(row.body)
 
 
-def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
+def _outcomes_without_event(connection: Connection, key: str) -> list[TransitionRecord]:
+    recipients = select(decisions.c.vm_key).where(decisions.c.event_key == key)
     query = select(records.c.body).where(records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES))
-    recipients = [each.vm_key for each in signed]
-    rows = rows_in(connection, query.order_by(records.c.observed_at), records.c.vm_key, recipients)
-    return [record_of(row.body) for row in rows]
+    found = query.where(records.c.vm_key.in_(recipients)).order_by(records.c.observed_at)
+    return list(map(record_of, connection.execute(found).scalars()))
 
 
 def _counted(outcomes: Iterable[TransitionRecord], signed: Sequence[SignedDecision]) -> Iterable[TransitionRecord]:

@@ -10,7 +10,7 @@ Instead, `collapsed` returns one line for that VM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -177,12 +177,14 @@ def open_conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool
     return found
 
 
-def filter_values(connection: Connection, prefix: str, *, scope: tuple[str, ...] = (), limit: int = PAGE) -> list[str]:
-    """Return the groups of open events that begin with *prefix*, such as ``region:``.
+def filter_values(
+    connection: Connection, prefixes: Iterable[str], *, scope: tuple[str, ...] = (), limit: int = PAGE
+) -> dict[str, list[str]]:
+    """Return for each prefix, such as ``region:``, at most *limit* groups of open events that begin with it.
 
     The result omits the groups of `collapsed` events. Only one VM reports these events, and it might have made them up.
     """
     is_open = select(events.c.event_key).where(*open_conditions(EventFilter(scope=scope), now=""))
-    matches = event_groups.c.name.startswith(prefix, autoescape=True)
-    query = select(event_groups.c.name).distinct().where(matches, event_groups.c.event_key.in_(is_open))
-    return list(connection.execute(query.order_by(event_groups.c.name).limit(limit)).scalars())
+    query = select(event_groups.c.name).distinct().where(event_groups.c.event_key.in_(is_open))
+    names = sorted(connection.execute(query).scalars())
+    return {prefix: [each for each in names if each.startswith(prefix)][:limit] for prefix in prefixes}
