@@ -156,8 +156,9 @@ class Approver:
     ) -> None:
         """Store a valid IMDS response. Wake the thread if the document has changed.
 
-        *asked_at* is the monotonic time of the request, and *instant* is the time of the response. *unsettled* lists
-        the EventIds with an unconfirmed change. The document *tracked* still contains the old events.
+        *asked_at* is when the request was sent, on the monotonic clock, and *instant* is when the response arrived.
+        *unsettled* contains the EventIds that changed in this document, if no second response has confirmed the change
+        yet. In *tracked*, these events are unchanged.
         """
         before = self._answer
         self._answer = _Answer(

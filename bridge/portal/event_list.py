@@ -18,15 +18,7 @@ from starlette.requests import Request
 from bridge.clock import format_time
 from bridge.portal.fleet import EventSummary, State
 from bridge.portal.requests import choice_of, group_of, text_of
-from bridge.portal.store.events import (
-    DECISIONS,
-    EventFilter,
-    Line,
-    events_over_since,
-    list_events,
-    summaries_of,
-    vms_of,
-)
+from bridge.portal.store.events import DECISIONS, EventFilter, events_over_since, list_events, summaries_of, vms_of
 from bridge.portal.store.open_events import affected_vms, collapsed, count_open, filter_values, list_lines
 from bridge.portal.users import Person
 from bridge.text import without_nul
@@ -109,18 +101,15 @@ def read_list(
         page = list_lines(connection, announced, now=at, limit=PAGE, cursor=cursor, has_waves=has_waves)
     any_decision = replace(wanted, decision=None, is_soon=False)
     started = list_lines(connection, replace(any_decision, states=(State.STARTED,)), now=at, limit=_FEW)
-    over: list[Line] = []
-    if not query.state and cursor is None:
-        ended = events_over_since(connection, any_decision, since=format_time(now - _HOUR), now=at, limit=_FEW)
-        over = [Line(event=each) for each in ended]
+    is_whole, oldest = not query.state and cursor is None, format_time(now - _HOUR)
     return {
         "page": page,
         "counts": count_open(connection, replace(any_decision, states=ANNOUNCED), now=at),
         "affected": affected_vms(connection, EventFilter(scope=person.scope), now=at),
         "collapsed": collapsed(connection, announced, now=at),
-        "started": [] if query.state or cursor else started.lines,
+        "started": started.lines if is_whole else [],
         "started_total": started.events,
-        "over": over,
+        "over": events_over_since(connection, any_decision, since=oldest, now=at, limit=_FEW) if is_whole else [],
         "menus": _menus(connection, person),
     }
 

@@ -130,7 +130,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return round(min(max(share, 0.0), 1.0) * WIDTH, 1)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yield the position and label of each time on the axis. A label at the edge is empty."""
+        """Yield the x-coordinate and label of each tick. A label that does not fit is empty."""
         minutes = next((each for each in _TICK_MINUTES if self.hours * 60 / each <= _MOST_TICKS), _TICK_MINUTES[-1])
         step = minutes * 60
         at = datetime.fromtimestamp(-(-self.since.timestamp() // step) * step, timezone.utc)

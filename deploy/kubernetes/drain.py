@@ -317,8 +317,8 @@ def event_type_of(event: dict[str, str]) -> str:
 def kubernetes_event(node: str, event: dict[str, str]) -> Json:
     """Return the Kubernetes Event for the record, such as RebootScheduled.
 
-    Like the kubelet's Events, this Event contains the node's name instead of the node's UID, because every version of
-    `kubectl describe node` shows such Events.
+    The `uid` of the involved object is the node's name, as in the kubelet's own Events. Otherwise, some versions of
+    `kubectl describe node` would not show the Event.
     """
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     has_ended = event["TRANSITION"] in ENDS  # the record then contains the last known NotBefore

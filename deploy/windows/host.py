@@ -61,8 +61,8 @@ def redirect_output(path: Path) -> None:
 
     If the file is too large, first rename it to *path*.1.
 
-    The function replaces the file descriptors 1 and 2. If the interpreter crashes, its messages are therefore in the
-    file.
+    The file replaces the descriptors 1 and 2 of the process, so it also receives the messages of a crash of the
+    interpreter.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LONGEST_LOG_BYTES:

@@ -168,7 +168,7 @@ def test_ended_events_are_listed_by_their_end_and_not_by_their_announcement(stor
     )
     since = "2026-11-20T11:00:12.000Z"
     found = store.read(events_over_since, EventFilter(), since=since, now=AT, limit=3)
-    assert [each.event.event_id for each in found] == ["LONG", "E-8", "E-7"]
+    assert [each.event.event.event_id for each in found] == ["LONG", "E-8", "E-7"]
     assert len(store.read(events_over_since, EventFilter(), since=since, now=AT, limit=30)) == 8
 
 

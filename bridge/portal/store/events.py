@@ -127,13 +127,11 @@ def list_events(
     return LinePage(lines=lines, total=total, events=total, first=first, cursor=following)
 
 
-def events_over_since(
-    connection: Connection, wanted: EventFilter, *, since: str, now: str, limit: int
-) -> list[EventSummary]:
+def events_over_since(connection: Connection, wanted: EventFilter, *, since: str, now: str, limit: int) -> list[Line]:
     """Return the events that ended at or after *since*, in descending order of their end."""
     where = [*conditions(wanted, now=now), events.c.over_at >= since]
     query = select(events.c.body).where(*where).order_by(events.c.over_at.desc(), events.c.event_key)
-    return [summary_of(body) for body in connection.execute(query.limit(limit)).scalars()]
+    return [Line(event=summary_of(body)) for body in connection.execute(query.limit(limit)).scalars()]
 
 
 def summaries_of(

@@ -177,14 +177,12 @@ def open_conditions(wanted: EventFilter, *, now: str) -> list[ColumnElement[bool
     return found
 
 
-def filter_values(
-    connection: Connection, prefixes: Iterable[str], *, scope: tuple[str, ...] = (), limit: int = PAGE
-) -> dict[str, list[str]]:
-    """Return for each prefix, such as ``region:``, at most *limit* groups of open events that begin with it.
+def filter_values(connection: Connection, prefixes: Iterable[str], *, scope: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return at most `PAGE` groups of open events for each of *prefixes*, such as ``region:``.
 
     The result omits the groups of `collapsed` events. Only one VM reports these events, and it might have made them up.
     """
     is_open = select(events.c.event_key).where(*open_conditions(EventFilter(scope=scope), now=""))
     query = select(event_groups.c.name).distinct().where(event_groups.c.event_key.in_(is_open))
     names = sorted(connection.execute(query).scalars())
-    return {prefix: [each for each in names if each.startswith(prefix)][:limit] for prefix in prefixes}
+    return {prefix: [each for each in names if each.startswith(prefix)][:PAGE] for prefix in prefixes}

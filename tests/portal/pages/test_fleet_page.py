@@ -39,7 +39,7 @@ def test_fleet_page_shows_counts_and_agents_that_would_not_follow(office):
     assert f"1 would not follow a decision {counts}" in page
     assert "vm_1 connected no: it does not trust the key p1 9.8" in page
     assert "vm_0 connected" not in page
-    assert "1-1 of 1" in page
+    assert "1-1 of 1 1 VM did not poll for decisions within the last day, and receives none." in page
     assert "9.8 1 (50.0 %)" in page
     every = vic.page("/agents?show=all").text
     assert "vm_0 connected yes 9.9" in every

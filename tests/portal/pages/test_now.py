@@ -51,7 +51,7 @@ def test_approved_event_is_first_and_states_that_it_starts_earlier(office):
     assert lines(page) == [A, B]
     assert "1 approved" in page.text
     assert "any time Freeze, 5 s pause vm_0, vm_1 +1 West approved by" in page.text
-    assert "starts early, or at 11:20" in page.text
+    assert "starts early, at the latest at 11:20" in page.text
 
 
 def test_counts_are_links_to_the_filtered_list(office):
@@ -177,4 +177,7 @@ def test_wave_is_one_line_and_can_be_held_with_other_events(tmp_path):
         answer = ann.submit(f"/decide?verdict=hold&event={B}&{chosen}", "hold", reason="month end")
         assert Page(answer.text).text.count("Accepted") == 7
         assert "6 held" in ann.page("/").text
-        assert len(lines(ann.page("/?decision=held"))) == 7
+        held = ann.page("/?decision=held")
+        assert len(lines(held)) == 7
+        assert "Hold…" in held.text
+        assert "Approve…" not in held.text  # the portal would refuse it

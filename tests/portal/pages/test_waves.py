@@ -156,9 +156,10 @@ def test_line_of_a_wave_counts_its_events_by_decision(office):
     ann = office.browser("ann")
     decide(ann, "hold", (0, 1))
     decide(ann, "approve", (2,))
-    text = ann.page("/").text
-    assert "3 undecided, 2 held by ann" in text
-    assert "approved by ann" in text  # in its own line
+    page = ann.page("/")
+    assert "3 undecided, 2 held by ann" in page.text
+    assert 'title="3 undecided, 2 held by ann"' in page.html  # without markup
+    assert "approved by ann" in page.text  # in its own line
 
 
 def test_pages_name_one_agent_vm_event_or_approver_in_the_singular(tmp_path):
