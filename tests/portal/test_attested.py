@@ -69,11 +69,6 @@ def test_document_with_trailing_bytes_is_malformed(verifier):
     assert verifier.refusal(verifier.document() + b"\0") is DocumentRefusal.MALFORMED
 
 
-def test_document_with_invalid_content_is_malformed(verifier):
-    der = verifier.document(content=b"x")
-    assert verifier.refusal(der) is DocumentRefusal.MALFORMED
-
-
 @pytest.mark.parametrize("others", [0, 1])
 def test_document_without_the_certificate_of_its_signer_is_rejected(verifier, azure, others):
     signer, other = azure.signer(NAME), azure.signer(NAME)
@@ -164,12 +159,6 @@ def test_nonce_without_a_challenge_is_rejected(verifier, nonce):
     assert verifier.refusal(verifier.document(content=said(nonce, NOW))) is DocumentRefusal.OLD_NONCE
 
 
-def test_expired_challenge_is_rejected(verifier):
-    nonce = verifier.challenges.new()
-    verifier.clock.advance(361)
-    assert verifier.refusal(verifier.document(content=said(nonce, verifier.clock.now()))) is DocumentRefusal.OLD_NONCE
-
-
 def test_document_is_accepted_once(verifier):
     der = verifier.document()
     assert verifier.accepts(der)
@@ -219,7 +208,7 @@ def test_content_with_wrong_types_is_malformed(verifier, name, value):
     assert verifier.refusal(verifier.document(content=content)) is DocumentRefusal.MALFORMED
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"null", b"[" * 5000, b'{"vmId": "a", "vmId": "b"}'])
+@pytest.mark.parametrize("content", [b"x", b"[]", b"{", b"\xff", b"null", b"[" * 5000, b'{"vmId": "a", "vmId": "b"}'])
 def test_content_that_is_not_a_json_object_is_malformed(verifier, content):
     assert verifier.refusal(verifier.document(content=content)) is DocumentRefusal.MALFORMED
 
