@@ -49,11 +49,6 @@ def test_invalid_setting_is_reported_with_the_required_action(targets, message):
         _read(*targets)
 
 
-def test_links_need_the_origin_of_the_portal():
-    with pytest.raises(ConfigurationError, match=r"needs people.origin, such as https://portal.example.net"):
-        _read(URL, people={})
-
-
 @pytest.mark.parametrize(
     ("content", "mode", "message"),
     [
