@@ -132,8 +132,10 @@ def test_backup_creates_a_usable_database_and_never_overwrites(config, tmp_path)
     copy = Store.of_file(tmp_path / "copy.db")
     assert copy.migrate() == ("0001", "0001")
     copy.close()
+    before = (tmp_path / "copy.db").read_bytes()
     with pytest.raises(BridgeError, match="does not overwrite a file"):
         run("backup", "--config", config, tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").read_bytes() == before
 
 
 @pytest.mark.parametrize("words", [("audit", "verify"), ("export",), ("backup", "copy.db")])

@@ -233,13 +233,6 @@ def test_backup_of_a_live_database_is_complete_and_has_a_new_epoch(file_store, t
         copy.close()
 
 
-def test_backup_never_overwrites_a_file(file_store, tmp_path):
-    (tmp_path / "copy.db").write_text("mine", encoding="utf-8")
-    with pytest.raises(BridgeError, match="does not overwrite a file"):
-        file_store.kind.back_up(tmp_path / "copy.db")
-    assert (tmp_path / "copy.db").read_text(encoding="utf-8") == "mine"
-
-
 def test_exhausted_connection_pool_is_unavailable(store):
     with contextlib.ExitStack() as held:
         for _ in range(store.engine.pool.size()):
