@@ -76,11 +76,6 @@ def test_rate_and_size_of_records_are_limited(fleet_of):
         fleet.report(HOSTILE, hostile(event_id="a minute later"))
 
 
-def test_duration_of_400_digits_is_rejected_as_malformed(fleet):
-    answer = fleet.send(HOSTILE, hostile(duration_seconds=int("9" * 400)))
-    assert answer.status_code == 400, answer.text
-
-
 def test_report_of_an_outsider_changes_nothing_and_blocks_no_hold(fleet):
     for vm in (0, 1):
         fleet.report(vm, fleet_record(vm, description="planned", active=("A",)))

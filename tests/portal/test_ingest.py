@@ -121,6 +121,7 @@ _WRONG = {
     "a time before all others": _envelope(data__observed_at="0001-01-01T00:00:00+23:00"),
     "a NotBefore without a zone": _envelope(data__event__not_before="2026-11-20T11:15:00"),
     "a NotBefore at the end of the calendar": _envelope(data__event__not_before="9999-12-31T23:59:59Z"),
+    "a duration of 400 digits": _envelope(data__event__duration_seconds=int("9" * 400)),
     "a NUL in a hash": _envelope(data__approval={"source": "cli", "result": "x", "jws_sha256": ["a\0"]}),
     "a pause of 10^300 seconds": _envelope(data__impact={"longest_seconds": 1e300, "resolution_seconds": 1}),
     "a downtime of 10^300 seconds": _envelope(data__impact={"downtime_seconds": 1e300}),
