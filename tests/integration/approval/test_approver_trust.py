@@ -164,15 +164,6 @@ def test_hold_with_a_broken_key_file_applies_until_a_later_approval(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_key_removed_during_the_final_get_prevents_the_request(kit):
-    kit.see(kit.event())
-    kit.imds.on_get = lambda: public_key(kit, "k1").unlink(missing_ok=True)
-    kit.offer(kit.token(kit.event()))
-    kit.go(5, kit.event())
-    assert kit.imds.posts == []
-    assert kit.outcomes == [("approval_refused", "unknown_key")]
-
-
 # The event.
 
 
@@ -272,22 +263,30 @@ def test_attempt_stopped_by_the_final_get_is_not_counted(kit):
     assert kit.outcomes == [("approval_refused", "event_changed")]
 
 
-# The holds.
+# Changes during the final GET.
 
 
-def test_hold_during_the_final_get_prevents_the_request(kit):
+def hold(kit):
+    kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1, jti="hold")])
+
+
+def disable(kit):
+    (kit.state / "approvals.disabled").touch()
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (remove_the_key_file, ("approval_refused", "unknown_key")),
+        (hold, ("approval_refused", "superseded")),
+        (disable, ("approval_failed", "disabled")),
+    ],
+)
+def test_change_during_the_final_get_prevents_the_request(kit, change, outcome):
     kit.see(kit.event())
-    hold = kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1)
-    kit.imds.on_get = lambda: kit.approver.receive([hold])
+    kit.imds.on_get = lambda: change(kit)
     kit.offer(kit.token(kit.event()))
+    kit.imds.on_get = None
     kit.go(5, kit.event())
     assert kit.imds.posts == []
-    assert kit.outcomes == [("approval_refused", "superseded")]
-
-
-def test_disable_file_during_the_final_get_prevents_the_request(kit):
-    kit.see(kit.event())
-    kit.imds.on_get = (kit.state / "approvals.disabled").touch
-    kit.offer(kit.token(kit.event()))
-    kit.go(5, kit.event())
-    assert kit.imds.posts == []
+    assert kit.outcomes == [outcome]
