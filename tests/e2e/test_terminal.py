@@ -80,12 +80,6 @@ def test_configuration_errors_are_wrapped_between_words(agent, terminal, columns
     assert "The host is an address or localhost, and" in " ".join(" ".join(lines).split())
 
 
-def test_piped_configuration_errors_use_one_line_each(agent):
-    agent.config.write_text(_MISTAKES)
-    code, out, err = agent.call("check-config", "-c", agent.config)
-    assert (code, out, len(err.splitlines())) == (78, "", 4)
-
-
 def test_warnings_and_problems_are_readable_on_light_and_dark_backgrounds(agent, terminal):
     agent.configure("http://127.0.0.1:9", '[[sinks]]\ntype = "webhook"\nurl = "https://x.example/?token=x4711x4711"\n')
     shown = terminal("check-config", "-c", agent.config).read_until(lambda _: False)
