@@ -281,20 +281,17 @@ def test_node_stays_cordoned_until_the_agent_reports_all_events(cluster, drain, 
     assert cordoned_for(cluster) == (False, None)
 
 
-@pytest.mark.parametrize("words", [{"affects": "false"}, {"kind": "Freeze"}])
-def test_events_that_need_no_drain_cause_no_api_request(cluster, drain, words):
-    assert drain("scheduled", **words) == (0, "")
+@pytest.mark.parametrize(
+    ("transition", "words"), [("scheduled", {"affects": "false"}), ("scheduled", {"kind": "Freeze"}), ("updated", {})]
+)
+def test_records_that_need_no_drain_cause_no_api_request(cluster, drain, transition, words):
+    assert drain(transition, **words) == (0, "")
     assert cluster.used == set()
 
 
 def test_event_with_unknown_target_exits_1_without_a_drain(cluster, drain):
     code, reason = drain("scheduled", affects="")
     assert (code, "is unknown whether" in reason) == (1, True)
-    assert cluster.used == set()
-
-
-def test_drain_ignores_other_transitions(cluster, drain):
-    assert drain("updated") == (0, "")
     assert cluster.used == set()
 
 
