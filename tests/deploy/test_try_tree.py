@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from answering import answering
+
+from bridge.testing.http_contract import Answer, HttpPeer
 
 PROGRAM = Path(__file__).parents[2] / "deploy" / "systemd" / "try_tree.py"
 REFUSING = "Sink hook needs attention. `status` shows its last error."
@@ -30,7 +31,7 @@ def try_tree(tmp_path):
     """Run the program against an agent that is not ready because of *reasons*."""
     reasons = []
 
-    def readyz(_path):
+    def readyz(_request):
         body = {
             "status": "not_ready" if reasons else "ready",
             "reasons": reasons,
@@ -46,7 +47,7 @@ def try_tree(tmp_path):
             "last_good_poll_seconds_ago": None,
             "sinks": {},
         }
-        return (503 if reasons else 200), json.dumps(body).encode()
+        return Answer(status=503 if reasons else 200, body=json.dumps(body).encode())
 
     config = tmp_path / "config.toml"
     (tmp_path / "systemctl").write_text("#!/bin/sh\nexit 0\n")
@@ -62,8 +63,9 @@ def try_tree(tmp_path):
         command = [sys.executable, PROGRAM, *arguments]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
-    with answering(readyz) as port:
-        config.write_text(f'[status]\nlisten = "127.0.0.1:{port}"\n')
+    with HttpPeer() as agent:
+        agent.reply(readyz)
+        config.write_text(f'[status]\nlisten = "{agent.address.authority}"\n')
         yield run
 
 

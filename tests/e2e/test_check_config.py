@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from answering import answering
 from portal_stub import PortalStub
 from private_ca import PrivateCa
 
@@ -261,10 +260,11 @@ def test_connect_requests_scheduled_events_only_next_to_an_agent(agent, check, a
 
 
 def test_unreachable_imds_and_an_intercepting_proxy_are_reported_with_advice(agent, check):
-    with answering(lambda _: (403, b"denied destination")) as port:
+    with HttpPeer() as proxy:
+        proxy.say(403, body=b"denied destination")
         for message, endpoint in (
             ("FAILED: The metadata service at http://127.0.0.1:9 did not respond", "http://127.0.0.1:9"),
-            ("denied destination. On Azure, it must be reachable", f"http://127.0.0.1:{port}"),
+            ("denied destination. On Azure, it must be reachable", f"http://{proxy.address.authority}"),
         ):
             code, lines = check(f'[imds]\nendpoint = "{endpoint}"\n{state(agent)}', "--connect")
             (line,) = starting(lines, "IMDS")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import requests
-from answering import answering
 
 from bridge.testing import EventSpec
+from bridge.testing.http_contract import Answer, HttpPeer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "load-balancer.md").read_text()
 HAPROXY, NGINX = shutil.which("haproxy"), shutil.which("nginx")
@@ -106,8 +106,8 @@ def site(agent, azure, tmp_path):
 
 @pytest.fixture
 def other_vm():
-    with answering(lambda _: (200, b"other")) as port:
-        yield port
+    with HttpPeer(accepted=Answer(body=b"other")) as peer:
+        yield peer.address.port
 
 
 def test_serving_reports_503_during_an_event_and_after_an_agent_restart(site):

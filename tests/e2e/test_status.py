@@ -12,11 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from answering import answering
 from readable_source import readable_source
 
 from bridge.agent.control_requests import Source, read_status
 from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_contract import Answer, HttpPeer
 
 resource = pytest.importorskip("resource", reason="Windows has no limits for files")
 
@@ -62,8 +62,9 @@ def azure():
 @pytest.fixture
 def peer():
     """An endpoint that responds to each request with the status in the path."""
-    with answering(lambda path: (int(path.strip("/")), b"the reason of the endpoint")) as port:
-        yield f"http://127.0.0.1:{port}"
+    with HttpPeer() as peer:
+        peer.reply(lambda request: Answer(status=int(request.path.strip("/")), body=b"the reason of the endpoint"))
+        yield f"http://{peer.address.authority}"
 
 
 def webhook(name, url):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 from collections.abc import Callable
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fleet_records import NOW
@@ -20,6 +18,8 @@ from bridge.portal.settings import read
 from bridge.portal.site import Site
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.testing import ManualClock
+from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.simulator.imds_api import Request
 
 #: Five minutes before the NotBefore of the records of `fleet_records`.
 SOON = NOW + timedelta(minutes=10)
@@ -33,32 +33,20 @@ class WebhookReceiver:
         self.received: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
         self._statuses = list(statuses)
         self._before_answer = before_answer
-        receiver = self
+        self._peer = HttpPeer()
+        self._peer.reply(self._answer)
+        self.url = f"http://{self._peer.address.authority}/hook"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.received.put(({name.lower(): value for name, value in self.headers.items()}, body))
-                receiver._before_answer()
-                self.send_response(receiver._statuses.pop(0) if receiver._statuses else 204)
-                self.send_header("Location", receiver.url)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+    def _answer(self, request: Request) -> Answer:
+        self.received.put((dict(request.headers), request.body))
+        self._before_answer()
+        return Answer(status=self._statuses.pop(0) if self._statuses else 204, headers={"Location": self.url})
 
     def __enter__(self) -> WebhookReceiver:  # noqa: PYI034  # Self came with Python 3.11
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._peer.close()
 
     def bodies(self) -> list[Any]:
         """Return the JSON of the requests since the last call."""
