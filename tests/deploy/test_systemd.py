@@ -8,7 +8,7 @@ from pathlib import Path
 
 import doc_pages
 import pytest
-from unit_file import settings_of
+from unit_file import exposure, findings, settings_of
 
 NAME = "scheduled-events-bridge"
 UNIT = f"{NAME}.service"
@@ -100,11 +100,7 @@ def read_by_systemd(tool, tree, directory, drop_ins):
     (directory / UNIT).write_text(installed.read_text().replace(OPT, f"{tree.root}{OPT}"))
     for name, text in drop_ins.items():
         (directory / f"{UNIT}.d" / name).write_text(text)
-    done = subprocess.run(
-        [tool("systemd-analyze"), "verify", "--man=no", directory / UNIT],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+    return findings(tool("systemd-analyze"), directory / UNIT)
 
 
 @pytest.mark.parametrize("drop_ins", DROP_INS.values(), ids=DROP_INS)
@@ -124,13 +120,7 @@ def test_sandbox_exposure_level_is_low(tool, deploy, tmp_path, drop_ins):
     (tmp_path / f"{UNIT}.d").mkdir()
     for name in drop_ins:
         shutil.copy(deploy / "systemd" / name, tmp_path / f"{UNIT}.d")
-    done = subprocess.run(
-        [tool("systemd-analyze"), "security", "--offline=yes", "--no-pager", tmp_path / UNIT],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    said = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
-    assert said, done.stderr
-    assert float(said[1]) <= MOST_EXPOSURE
+    assert exposure(tool("systemd-analyze"), tmp_path / UNIT) <= MOST_EXPOSURE
 
 
 def test_watchdog_timeout_exceeds_the_freeze_of_a_vm(unit):
@@ -155,8 +145,7 @@ def test_installer_adds_restart_backoff_if_systemd_supports_it(tree, tool, tmp_p
 
     (tmp_path / "steps.service").write_text("[Service]\nExecStart=/bin/true\nRestart=always\nRestartSec=5\n")
     shutil.copytree(steps.parent, tmp_path / "steps.service.d")
-    analyze = [tool("systemd-analyze"), "verify", "--man=no", tmp_path / "steps.service"]
-    said = subprocess.run(analyze, capture_output=True, text=True, timeout=60, check=False).stderr
+    _, said = findings(tool("systemd-analyze"), tmp_path / "steps.service")
     unknown = ["RestartSteps", "RestartMaxDelaySec"] if systemd_version(tool) < STEPS_SINCE else []
     assert re.findall(r"Unknown key '(\w+)'", said) == unknown, said
 
