@@ -174,9 +174,10 @@ def test_help_lists_every_option_of_the_installer(deploy):
 
 def test_shellcheck_accepts_the_shell_scripts(tool, deploy):
     here = Path(__file__).parent
-    scripts = [deploy / "systemd/install.sh", deploy / "artifact/lock.sh", *sorted(here.glob("systemd/*.sh"))]
-    scripts += [each for name in ("artifact", "packages", "ansible") for each in sorted(here.glob(f"{name}/*.sh"))]
-    assert len(scripts) == 10
+    scripts = [deploy / name for name in ("systemd/install.sh", "artifact/lock.sh", "azure/fleet/sas.sh")]
+    names = ("systemd", "artifact", "packages", "ansible", "portal")
+    scripts += [each for name in names for each in sorted(here.glob(f"{name}/*.sh"))]
+    assert len(scripts) == 12
     done = subprocess.run(
         [tool("shellcheck"), "--external-sources", *scripts], capture_output=True, text=True, timeout=60, check=False
     )
