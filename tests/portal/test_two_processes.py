@@ -51,12 +51,6 @@ def brought(portal, signer):
     return token
 
 
-def test_decision_at_one_process_completes_polls_at_the_other(portals, pair):
-    one, other = portals
-    for at, elsewhere in ((one, other), (other, one)):
-        assert seconds_to_wake(elsewhere, lambda at=at: brought(at, pair.signer)) < 10
-
-
 def cut(database, server):
     """Close every LISTEN connection, and return their number."""
     pids = [pid for (pid,) in server.sql(database, LISTENS)]
