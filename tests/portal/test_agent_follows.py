@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
-from datetime import datetime, timezone
 
 import doc_pages
 import msgspec
@@ -16,10 +14,10 @@ import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, READER_TOKEN, RunningPortal, attested_table
-from signed_decisions import sign_decision
+from portal_pair import bring
+from signers import Signer
 from waiting import until
 
-from bridge.approval.signing import generate_key
 from bridge.events.event import ScheduledEvent
 from bridge.testing import EventSpec, Simulator
 
@@ -27,15 +25,14 @@ VMS = ("vm_0", "vm_1")
 
 
 @pytest.fixture
-def pair(tmp_path):
-    return generate_key(tmp_path / "ops.key")
+def signer(tmp_path):
+    return Signer(tmp_path)
 
 
 @pytest.fixture
-def portal(tmp_path, pair, azure):
-    key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
+def portal(tmp_path, signer, azure):
     attested = attested_table(azure, tmp_path)
-    with RunningPortal(tmp_path / "portal", keys=[key], agents={"attested": attested}) as running:
+    with RunningPortal(tmp_path / "portal", keys=[signer.table()], agents={"attested": attested}) as running:
         yield running
 
 
@@ -46,7 +43,7 @@ def azure():
 
 
 @pytest.fixture
-def agents(request, tmp_path, portal, azure, pair):
+def agents(request, tmp_path, portal, azure, signer):
     """The agents of both VMs, as processes, with a shared token from a file or with attested tokens."""
     (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n", encoding="utf-8")
     (tmp_path / "token").chmod(0o600)
@@ -54,7 +51,7 @@ def agents(request, tmp_path, portal, azure, pair):
     for vm in VMS:
         config = tmp_path / f"{vm}.toml"
         config.write_text(
-            _agent(tmp_path, vm, azure.endpoints[vm], portal.url, pair, way=request.param), encoding="utf-8"
+            _agent(tmp_path, vm, azure.endpoints[vm], portal.url, signer.pair, way=request.param), encoding="utf-8"
         )
         config.chmod(0o600)
         log = (tmp_path / f"{vm}.log").open("w", encoding="utf-8")
@@ -96,31 +93,16 @@ def shown(portal, event_id):
     return answer.json()["event"] if answer.status_code == 200 else None
 
 
-def bring(portal, pair, vm, event, decision="approve"):
-    token = sign_decision(
-        pair.private_key_file,
-        kid="ops",
-        approver="ada",
-        vm_id=vm["vm"]["vm_id"],
-        event=msgspec.convert(event["event"], ScheduledEvent),
-        decision=decision,
-        now=datetime.now(timezone.utc),
-        valid_seconds=600,
-        jti=str(uuid.uuid4()),
-    )
-    answer = requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
-    assert answer.status_code == 200, answer.text
-
-
 @pytest.mark.usefixtures("agents")
 @pytest.mark.parametrize("agents", ["token", "attested"], indirect=True)
-def test_agent_follows_a_decision_and_the_portal_shows_the_outcome(portal, azure, pair):
+def test_agent_follows_a_decision_and_the_portal_shows_the_outcome(portal, azure, signer):
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=VMS, notice_seconds=3600))
     until(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2, seconds=60)
     event = shown(portal, event_id)
     assert (event["state"], event["unconfirmed"]) == ("scheduled", [])
     assert all(vm["agrees"] for vm in event["vms"])
-    bring(portal, pair, event["vms"][0], event)
+    about = msgspec.convert(event["event"], ScheduledEvent)
+    assert bring(portal.url, signer.sign(event["vms"][0]["vm"]["vm_id"], event=about)).status_code == 200
     until(lambda: shown(portal, event_id)["state"] == "started", seconds=60)
     assert [each.event_id for each in azure.world.approvals] == [event_id]
     outcomes = until(
@@ -130,7 +112,7 @@ def test_agent_follows_a_decision_and_the_portal_shows_the_outcome(portal, azure
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_documented_commands_sign_and_send_a_decision(portal, pair, tmp_path, agent_env):
+def test_documented_commands_sign_and_send_a_decision(portal, signer, tmp_path, agent_env):
     script = doc_pages.marked(doc_pages.page("docs/howto/portal.md"), "portal: decide")
     [event_id] = set(re.findall(r"events/([0-9A-F-]{36})", script))
     [vm_id] = set(re.findall(r"vm_id=([0-9a-f-]{36})", script))
@@ -139,7 +121,7 @@ def test_documented_commands_sign_and_send_a_decision(portal, pair, tmp_path, ag
     here = {
         "http://127.0.0.1:8443/api/v1": portal.url,
         "$(cat readers.token)": READER_TOKEN,
-        "--key ops-2026.key": f"--key {pair.private_key_file}",
+        "--key ops-2026.key": f"--key {signer.pair.private_key_file}",
         "--kid ops-2026 --approver portal": "--kid ops --approver ada",
     }
     for shown_there, found in here.items():

@@ -2,16 +2,15 @@
 
 import io
 from contextlib import redirect_stdout
-from datetime import datetime, timezone
 from functools import partial
 
 import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, RunningPortal, attested_table, poll
-from signed_decisions import sign_decision
+from portal_pair import bring
+from signers import Signer
 
-from bridge.approval.signing import generate_key
 from bridge.cli.decide import print_decisions
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.config.settings import ImdsSettings
@@ -31,39 +30,29 @@ VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
 
 
 @pytest.fixture
-def pair(tmp_path):
-    return generate_key(tmp_path / "ops.key")
+def signer(tmp_path):
+    return Signer(tmp_path)
 
 
 @pytest.fixture
-def portal(tmp_path, pair):
-    key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
-    with RunningPortal(tmp_path / "portal", keys=[key]) as running:
+def portal(tmp_path, signer):
+    with RunningPortal(tmp_path / "portal", keys=[signer.table()]) as running:
         yield running
 
 
-def test_portal_meets_every_requirement_of_the_protocol(portal, pair, tmp_path):
+def test_portal_meets_every_requirement_of_the_protocol(portal, signer, tmp_path):
     (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n")
     unused = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
 
     def decide(verdict, record):
-        token = sign_decision(
-            pair.private_key_file,
-            kid="ops",
-            approver="ada",
-            vm_id=record.vm.vm_id,
-            event=record.event,
-            decision=verdict,
-            now=datetime.now(timezone.utc),
-        )
-        answer = requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
+        answer = bring(portal.url, signer.sign(record.vm.vm_id, event=record.event, decision=verdict))
         assert answer.status_code == 200, answer.text
 
     report = check_portal(
         CheckSettings(
             remote=RemoteSettings(url=portal.url, token_file=str(tmp_path / "token"), wait_seconds=3, keys=unused),
             vm_id=VM_ID,
-            keys=(TrustedKey(kid="ops", approver="ada", public_key_file=pair.public_key_file),),
+            keys=(TrustedKey(**signer.table()),),
             records_url=f"{portal.url}/records",
             decider=Decider(decide=decide, is_command=True, timeout_seconds=60),
         )
@@ -97,7 +86,7 @@ def test_portal_meets_every_requirement_for_attested_tokens(tmp_path, nonce):
     assert others == (set() if nonce == "required" else {Requirement.REPLAYED})
 
 
-def sign_for_all(portal, pair, record):
+def sign_for_all(portal, signer, record):
     content = portal.get(f"/events/{record.event.event_id}/records").content
     printed = io.StringIO()
     with redirect_stdout(printed):
@@ -106,7 +95,7 @@ def sign_for_all(portal, pair, record):
             event_id=None,
             vm_id=None,
             for_all=True,
-            key=pair.private_key_file,
+            key=signer.pair.private_key_file,
             kid="ops",
             approver="ada",
             decision="approve",
@@ -116,10 +105,10 @@ def sign_for_all(portal, pair, record):
     return printed.getvalue().split()
 
 
-def test_decisions_signed_with_decide_all_reach_each_vm(portal, pair):
+def test_decisions_signed_with_decide_all_reach_each_vm(portal, signer):
     records = [fleet_record(number) for number in range(3)]
     portal.send(*records)
-    tokens = sign_for_all(portal, pair, records[0])
+    tokens = sign_for_all(portal, signer, records[0])
     assert requests.post(f"{portal.url}/decisions", json={"decisions": tokens}, timeout=20).ok
     for vm in range(3):
         [token] = poll(portal.url, vm)["decisions"]
