@@ -6,11 +6,11 @@ from datetime import timedelta
 import msgspec
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
+from fold_kit import add
 from portal_users import grant, local_user
 
 from bridge.approval.signing import generate_key
 from bridge.clock import format_time
-from bridge.events.event import encode
 from bridge.portal.deciding import submit
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.pending_decisions import PendingDecisions
@@ -19,7 +19,6 @@ from bridge.portal.site import Site
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.event_details import verdicts_of
 from bridge.portal.store.events import event_of
-from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.users import add_session, put_user
 from bridge.portal.store.verdicts import VerdictRefused
 from bridge.portal.users import AccessDenied, Person
@@ -47,7 +46,7 @@ class Office:
         self.tell(fleet_record(0), fleet_record(1))
 
     def tell(self, *records):
-        self.store.write(add_records, [ReceivedRecord(each, encode(each).decode()) for each in records], AT)
+        add(self.store, *records, at=AT)
 
     def disable(self):
         self.store.write(put_user, msgspec.structs.replace(self.user, disabled_at=AT))

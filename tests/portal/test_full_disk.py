@@ -4,6 +4,7 @@ import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import BATCH, RunningPortal, batch, poll
+from portal_pair import bring
 from signers import Signer
 from small_disk import small_disk
 from waiting import until
@@ -13,10 +14,6 @@ from waiting import until
 def disk(tmp_path):
     with small_disk(tmp_path / "disk", 8) as disk:
         yield disk
-
-
-def bring(portal, token):
-    return requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
 
 
 def told(portal):
@@ -31,9 +28,9 @@ def test_decision_is_not_delivered_if_a_full_disk_prevents_its_storage(disk, tmp
     with running as portal:
         tokens = [signer.sign(reason="x" * 200) for _ in range(200)]
         stored = [tokens.pop()]
-        assert bring(portal, stored[0]).status_code == 200
+        assert bring(portal.url, stored[0]).status_code == 200
         disk.fill()
-        while (answer := bring(portal, tokens[-1])).status_code == 200:  # until the journal is full
+        while (answer := bring(portal.url, tokens[-1])).status_code == 200:  # until the journal is full
             stored.append(tokens.pop())
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert sorted(told(portal)) == sorted(stored)
@@ -43,7 +40,7 @@ def test_decision_is_not_delivered_if_a_full_disk_prevents_its_storage(disk, tmp
         ready = requests.get(f"{portal.operator_url}/readyz", timeout=20)
         assert (ready.status_code, "disk is full" in ready.json()["why"]) == (503, True)
         disk.free()
-        assert bring(portal, tokens[-1]).status_code == 200
+        assert bring(portal.url, tokens[-1]).status_code == 200
         assert portal.post(many, content_type=BATCH).status_code == 204
         stored.append(tokens.pop())
         assert sorted(told(portal)) == sorted(stored)

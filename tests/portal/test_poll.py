@@ -9,6 +9,7 @@ import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
 from portal_kit import AGENT_TOKEN, RunningPortal
+from portal_pair import bring
 from signers import Signer
 from waiting import until
 
@@ -40,12 +41,8 @@ def ask(portal, vm_id=VM, *, index=0, wait=30, token=AGENT_TOKEN, timeout=20):
     )
 
 
-def bring(portal, *tokens):
-    return requests.post(f"{portal.url}/decisions", json={"decisions": list(tokens)}, timeout=20)
-
-
 def brought(portal, *tokens):
-    answer = bring(portal, *tokens)
+    answer = bring(portal.url, *tokens)
     assert answer.status_code == 200, answer.text
     return [each["index"] for each in answer.json()["decisions"]]
 
@@ -204,11 +201,11 @@ def test_invalid_decisions_are_rejected_with_the_reason(portal, signer, tmp_path
         "expired": signer.sign(now=long_ago, valid_seconds=60),
         "not_yet_valid": signer.sign(now=datetime.now(timezone.utc) + timedelta(hours=1)),
     }
-    answer = bring(portal, *tokens.values(), good)
+    answer = bring(portal.url, *tokens.values(), good)
     assert answer.status_code == 200
     assert [each.get("refused") for each in answer.json()["decisions"]] == [*tokens, None]
     assert ask(portal).json()["decisions"] == [good]
-    assert bring(portal, "x").status_code == 400
+    assert bring(portal.url, "x").status_code == 400
     assert 'scheduled_events_portal_decisions_refused_total{reason="forged"} 1.0' in portal.metrics()
 
 
