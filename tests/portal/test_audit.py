@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import msgspec
@@ -124,11 +124,8 @@ def test_concurrent_writers_create_one_chain(database):
         for number in range(30):
             store.write(add_entries, [new(number), new(number)], at=AT)
 
-    threads = [threading.Thread(target=add, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(add, stores))
     assert stores[0].read(count) == 120
     assert audit_fault(stores[1]) is None
 

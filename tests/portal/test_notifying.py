@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 
@@ -17,6 +18,7 @@ from bridge.clock import format_time
 from bridge.events.record import Approval, Transition
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.notify_settings import Kind
+from bridge.portal.notifying import NotificationSender
 from bridge.portal.schema import notifications
 from bridge.portal.store.agents import StoredAgent
 from bridge.portal.store.decisions import NewDecision, insert_decisions
@@ -238,11 +240,8 @@ def test_two_processes_send_one_notification(kit, receiver, database):
     senders = [kit.sender(receiver.url, store=database.store()) for _ in range(4)]
     for number in range(5):
         add(kit.store, *[fleet_record(vm, event_id=f"E-{number}", sequence=number + 2) for vm in (0, 1)])
-        threads = [threading.Thread(target=sender.run_once) for sender in senders]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(senders)) as pool:
+            list(pool.map(NotificationSender.run_once, senders))
     for sender in senders:
         _run(kit, sender)
         sender.close()

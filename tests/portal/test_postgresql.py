@@ -1,7 +1,7 @@
 """PostgreSQL as the portal's database: outages, the password, roles that cannot change the audit, and commands."""
 
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import doc_pages
 import pytest
@@ -18,7 +18,7 @@ from bridge.errors import BridgeError
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.audit import add_entries, entries
-from bridge.portal.store.database import StoreUnavailable, epoch
+from bridge.portal.store.database import Store, StoreUnavailable, epoch
 from bridge.portal.store.events import event_of
 
 AT = "2026-11-20T11:00:30.000Z"
@@ -45,13 +45,9 @@ def ready(portal):
 def test_concurrent_migrations_create_one_database(postgresql):
     with postgresql.database(is_empty=True) as database:
         stores = [database.store() for _ in range(4)]
-        found = []
-        threads = [threading.Thread(target=lambda store=store: found.append(store.migrate())) for store in stores]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(found, key=str) == [("0001", "0001")] * 3 + [(None, "0001")]
+        with ThreadPoolExecutor(len(stores)) as pool:
+            found = sorted(pool.map(Store.migrate, stores), key=str)
+        assert found == [("0001", "0001")] * 3 + [(None, "0001")]
         assert len({store.read(epoch) for store in stores}) == 1
 
 

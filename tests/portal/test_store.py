@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -99,24 +99,16 @@ def test_concurrent_stores_have_the_same_events_for_100_vms(database):
         )
     ]
     stores = [database.store() for _ in range(2)]
-    failures = []
 
-    def take_in(store, seed):
+    def take_in(seed):
         chance = random.Random(seed)
         mine = list(records)
         chance.shuffle(mine)
-        try:
-            for start in range(0, len(mine), 40):
-                send(store, received(mine[start : start + 40]))
-        except Exception as error:  # noqa: BLE001  # the top of a thread
-            failures.append(error)
+        for start in range(0, len(mine), 40):
+            send(stores[seed], received(mine[start : start + 40]))
 
-    threads = [threading.Thread(target=take_in, args=(store, seed)) for seed, store in enumerate(stores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(take_in, range(len(stores))))
     assert {event.counts["started"] for event in events_in(stores[0]).values()} == {2}
     assert {sum(len(event.vms) for event in events_in(stores[0]).values())} == {200}
     outcomes = stores[0].read(entries, after=0, limit=1000)

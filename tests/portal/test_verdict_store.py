@@ -2,10 +2,12 @@
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
+from fold_kit import add
 from msgspec.structs import replace
 from portal_users import grant, local_user
 
@@ -13,14 +15,12 @@ from bridge.approval.decision_token import verify
 from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
-from bridge.events.event import encode
 from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.signing import addressees, decisions_for
 from bridge.portal.store.audit import entries
 from bridge.portal.store.decisions import live_decisions, newest_iat
 from bridge.portal.store.events import event_of
-from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.users import put_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdicts, withdraw
 from bridge.portal.store.vms import vms_of_event
@@ -44,8 +44,7 @@ class Office:
         self.tell(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
 
     def tell(self, *records):
-        received = [ReceivedRecord(record, encode(record).decode()) for record in records]
-        self.store.write(add_records, received, format_time(NOW))
+        add(self.store, *records, at=format_time(NOW))
 
     def sign(self, connection, event, ruling):
         asked = [vm.vm_key for vm in addressees(event, self.agents, "portal-1")]
@@ -136,18 +135,14 @@ def test_withdrawn_approval_sends_holds_and_withdrawn_hold_allows_approvals(offi
 
 def test_concurrent_approvals_are_serialized(office):
     together = threading.Barrier(8)
-    outcomes = []
 
     def click(number):
         together.wait()
-        outcomes.append(office.say("approve", f"user-{number}", required=8).ruling.outcome)
+        return office.say("approve", f"user-{number}", required=8).ruling.outcome.value
 
-    threads = [threading.Thread(target=click, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcome.value for outcome in outcomes) == ["approved", *["waiting"] * 7]
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = sorted(pool.map(click, range(8)))
+    assert outcomes == ["approved", *["waiting"] * 7]
 
 
 def test_first_approver_can_withdraw_a_delivered_approval(office):
