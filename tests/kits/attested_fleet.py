@@ -17,7 +17,9 @@ from portal_kit import BATCH, RunningPortal, batch, poll
 from portal_users import csrf_token_of, local_user, start_session
 from requests.adapters import HTTPAdapter
 
+from bridge.approval.decision_token import Claims, verify_for_any_vm
 from bridge.approval.signing import generate_key
+from bridge.config.trusted_keys import TrustedKey
 from bridge.events.record import TransitionRecord
 from bridge.portal.agent_tokens import AgentTokens
 from bridge.portal.store.users import put_user
@@ -90,6 +92,11 @@ class AttestedFleet:
             found = poll(portal.url, vm, index=index, wait=wait, token=token, **{**_ABLE, **reported})
             decisions |= dict.fromkeys(found["decisions"])
         return {"decisions": list(decisions)}
+
+    def claims(self, token: str) -> Claims:
+        """Verify a decision of the portal, whose clock may be five minutes ahead, and return its claims."""
+        key = TrustedKey(kid="p1", approver="portal", public_key_file=str(self.public_key_file))
+        return verify_for_any_vm(token, keys=[key], now=self.clock.clock.now() + timedelta(minutes=5))
 
     def page(self, person: str, path: str = "/") -> Page:
         """Return a page for *person*."""

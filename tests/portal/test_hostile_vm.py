@@ -11,9 +11,7 @@ from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN
 from waiting import until
 
-from bridge.approval.decision_token import verify_for_any_vm
 from bridge.clock import format_time
-from bridge.config.trusted_keys import TrustedKey
 from bridge.events.record import Approval, Evidence, Transition
 
 HOSTILE = 66
@@ -206,19 +204,13 @@ def test_approval_after_a_hold_with_a_clock_ahead_is_later_than_the_hold(fleet):
     fleet.poll(0)
     fleet.clock.advance(300)
     assert fleet.decide("ann", "hold", "A").status_code == 303
-    hold = claims_of(fleet, fleet.poll(0)["decisions"][0])
+    hold = fleet.claims(fleet.poll(0)["decisions"][0])
     fleet.clock.advance(-300)
     page = fleet.page("ann", f"/events/{fleet.event('A')['key']}")
     form, pressed = page.form_with("Withdraw")
     fleet.submit("ann", form.action, [*form.fields, *pressed])
     fleet.poll(0)
     assert fleet.decide("ann", "approve", "A").status_code == 303
-    newest = [claims_of(fleet, each) for each in fleet.poll(0)["decisions"]]
+    newest = [fleet.claims(each) for each in fleet.poll(0)["decisions"]]
     [approval] = [each for each in newest if each.verdict.value == "approve"]
     assert approval.issued_at > hold.issued_at
-
-
-def claims_of(fleet, token):
-    key = TrustedKey(kid="p1", approver="portal", public_key_file=str(fleet.public_key_file))
-    now = fleet.clock.clock.now() + timedelta(seconds=300)
-    return verify_for_any_vm(token, keys=[key], now=now)

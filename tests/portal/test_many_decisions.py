@@ -10,9 +10,6 @@ from page_kit import Page
 from portal_databases import audit_fault
 from portal_users import csrf_token_of
 
-from bridge.approval.decision_token import verify_for_any_vm
-from bridge.config.trusted_keys import TrustedKey
-
 WAVE = "Freeze|westeurope|2026-11-20T11"
 EVENTS, VMS = 48, 212
 
@@ -36,8 +33,7 @@ def form_of(fleet, person, path, button):
 
 def verdicts_of(fleet, vm):
     """Verify the signatures, and return the verdicts for *vm*, oldest first."""
-    key = TrustedKey(kid="p1", approver="portal", public_key_file=str(fleet.public_key_file))
-    claims = [verify_for_any_vm(each, keys=[key], now=fleet.clock.clock.now()) for each in fleet.poll(vm)["decisions"]]
+    claims = [fleet.claims(each) for each in fleet.poll(vm)["decisions"]]
     assert {each.audience for each in claims} <= {vm_id_of(vm)}
     return [each.verdict.value for each in sorted(claims, key=lambda each: each.issued_at)]
 
