@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import requests
 from fleet_records import fleet_record
-from portal_kit import AGENT_TOKEN, RunningPortal
+from portal_kit import AGENT_TOKEN, READER_TOKEN, RunningPortal
 
 from bridge.approval.digest import digest
 from bridge.events.record import Transition
@@ -171,15 +171,11 @@ def test_export_streams_one_entry_per_line_in_constant_memory(tmp_path):
     store.close()
     with RunningPortal(tmp_path) as portal:
         tracemalloc.start()
-        numbers = []
-        with requests.get(f"{portal.url}/export.jsonl", headers=_as_reader(), stream=True, timeout=60) as answer:
+        reader = {"Authorization": f"Bearer {READER_TOKEN}"}
+        with requests.get(f"{portal.url}/export.jsonl", headers=reader, stream=True, timeout=60) as answer:
             assert answer.status_code == 200
             numbers = [json.loads(line)["entry"] for line in answer.iter_lines()]
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert numbers == list(range(1, 4_002))
     assert peak < 15 * len(msgspec.json.encode(entry)) * 1_000
-
-
-def _as_reader():
-    return {"Authorization": "Bearer readers-token-1"}

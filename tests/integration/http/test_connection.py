@@ -45,7 +45,6 @@ def cut(connection, deadline_seconds=DEADLINE):
 def test_request_to_a_server_that_never_finishes_ends_at_the_deadline(start, behaviour):
     _, connection = start(behaviour)
     in_time(lambda: cut(connection), deadline_seconds=DEADLINE)
-    connection.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
@@ -74,7 +73,6 @@ def test_a_connection_is_kept_and_replaced_if_the_server_closed_it(start):
     assert closed.wait(10)
     assert get(connection).content == b"ok"
     assert peer.accepted == 2
-    connection.close()
 
 
 def test_request_after_a_timeout_or_close_uses_a_new_connection(start):
@@ -96,7 +94,6 @@ def test_empty_responses_keep_the_connection(start, head):
     peer, connection = start(respond)
     assert [get(connection).content for _ in range(2)] == [b"", b""]
     assert peer.accepted == 1
-    connection.close()
 
 
 def test_closing_ends_the_request_of_another_thread(start):
