@@ -20,7 +20,10 @@ def _results(answer):
 
 def test_buttons_name_every_vm_and_the_consequence(office):
     page = office.browser("ann").page(f"/events/{A}")
-    assert "Approve starts the event now, for these 2 VMs: vm_0, vm_1" in page.buttons
+    approve = "Approve starts the event now, for these 2 VMs: vm_0, vm_1"
+    assert f"{approve}. The approval goes to the agents of only 1 of the 2 VMs, which is enough" in page.buttons
+    office.poll(1, **ABLE)
+    assert approve in office.browser("ann").page(f"/events/{A}").buttons
     assert (
         "Hold prevents an early start. Azure starts the event at 11:15:00 UTC. For these 2 VMs: vm_0, vm_1"
         in page.buttons
