@@ -30,7 +30,7 @@ class Problems:
         return len(self.sentences)
 
     def add(self, path: str, text: str, *, before: str = "") -> None:
-        """Add a message: *before*, *path*, then `whose` in parentheses if it is set, then *text*."""
+        """Add a message about the key at *path*. *before* precedes the path, and *text* follows."""
         about = f" ({self.whose})" if self.whose else ""
         self.sentences.append(f"{before}{path}{about}{text}")
 

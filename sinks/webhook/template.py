@@ -114,7 +114,7 @@ class TemplateFormat(Format):
         return made
 
     def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
-        """Raise ValueError if a template fails for any of *records*, or is blank for all."""
+        """Raise ValueError if a template fails for a record, or renders no text for any record."""
         messages = []
         for record in records:
             try:
