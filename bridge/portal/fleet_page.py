@@ -31,7 +31,7 @@ _SILENT = timedelta(days=1)
 #: The values of the parameter `show`, and the names of the counts.
 SHOWN = {
     "refusing": "would not follow a decision",
-    "idle": "not polling",
+    "idle": "without a polling agent",
     "connected": "connected",
     "reconnecting": "reconnecting",
     "disconnected": "disconnected",

@@ -72,7 +72,7 @@ def test_selection_of_20_events_results_in_one_start_requests_per_event(tmp_path
         ann = office.browser("ann")
 
         def whole():
-            ready = "0 agents would not follow a decision 0 disconnected 0 affected VMs not polling"
+            ready = "0 agents would not follow 0 disconnected 0 affected VMs without a polling agent"
             found = office.portal.get("/events?state=open").json()["events"]
             return found if len(found) == EVENTS and ready in ann.page("/").text else None
 

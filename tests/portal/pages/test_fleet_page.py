@@ -35,7 +35,7 @@ def test_fleet_page_shows_counts_and_agents_that_would_not_follow(office):
     office.poll(1, version="9.8", kids=["other"], dry_run=True)
     vic = office.browser("vic")
     page = vic.page("/agents").text
-    counts = "1 not polling 2 connected 0 reconnecting 0 disconnected 0 silent for a day"
+    counts = "1 without a polling agent 2 connected 0 reconnecting 0 disconnected 0 silent for a day"
     assert f"1 would not follow a decision {counts}" in page
     assert "vm_1 connected no: it does not trust the key p1 9.8" in page
     assert "vm_0 connected" not in page
@@ -54,9 +54,9 @@ def test_vms_without_a_polling_agent_are_listed_and_counted_if_they_have_an_even
     office.poll(0, **ABLE)
     ann = office.browser("ann")
     page = ann.page("/agents?show=idle").text
-    assert "3 not polling 1 connected" in page
+    assert "3 without a polling agent 1 connected" in page
     assert "1-3 of 3" in page
-    assert "0 agents would not follow a decision 0 disconnected 1 affected VM not polling" in ann.page("/").text
+    assert "0 agents would not follow 0 disconnected 1 affected VM without a polling agent" in ann.page("/").text
 
 
 def test_disconnected_and_silent_vms_are_counted_and_listed(office, clock):
@@ -94,7 +94,7 @@ def test_search_pages_and_scope(office):
     assert ann.get("/agents?first=x").status_code == 400
     assert "2 would not follow a decision" in ann.page("/agents").text
     limited = sam.page("/agents").text
-    assert "1 would not follow a decision 59 not polling 1 connected" in limited
+    assert "1 would not follow a decision 59 without a polling agent 1 connected" in limited
     assert "60 VMs" in limited
     assert "vm_2" not in limited
 

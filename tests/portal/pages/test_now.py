@@ -179,5 +179,6 @@ def test_wave_is_one_line_and_can_be_held_with_other_events(tmp_path):
         assert "6 held" in ann.page("/").text
         held = ann.page("/?decision=held")
         assert len(lines(held)) == 7
-        assert "Hold…" in held.text
+        assert "To withdraw a hold, open the event." in held.text
+        assert "Approve…" in ann.page("/").text
         assert "Approve…" not in held.text  # the portal would refuse it
