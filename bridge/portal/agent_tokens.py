@@ -93,8 +93,7 @@ class AgentTokens:
 
 def _mac(secret: str, purpose: str, said: bytes) -> bytes:
     """Return a MAC that is invalid for every other *purpose*."""
-    key = hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)
-    return hmac.digest(key, said, hashlib.sha256)
+    return hmac.digest(secret.encode(), purpose.encode() + b"\0" + said, hashlib.sha256)
 
 
 def is_one_of(given: bytes, valid: Sequence[bytes]) -> bool:
