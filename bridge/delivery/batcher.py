@@ -41,8 +41,8 @@ def next_batch(
 ) -> list[Delivery]:
     """Return the rows for the next request, or [] if no row is due.
 
-    Do not return a row in *after*, because the previous request contains it. If *fresh_event* is the key of an event,
-    return only the first row of this event.
+    *after* contains the rows of the previous request, which are left out. If *fresh_event* is set, it is the key of an
+    event, and the request contains only the first row of this event.
     """
     if fresh_event is not None:
         return list(rows.of_event(fresh_event))[:1]

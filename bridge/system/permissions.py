@@ -31,8 +31,8 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
     """Return why an untrusted user can change *path*, or None if no untrusted user can.
 
-    The root user and *users* are trusted. If *path* does not exist, only its existing parent directories are checked.
-    The file *mounts* lists the mounts, and tests can pass another file.
+    The root user and *users* are trusted. If *path* does not exist, the function checks only the parent directories
+    that exist. *mounts* is the path of the mount table, which tests replace.
     """
     if sys.platform == "win32":
         return None

@@ -70,8 +70,8 @@ def link_error(client: Any) -> BaseException | None:
 def is_about_access(error: BaseException) -> bool:
     """Return whether the event hub rejected the token.
 
-    With the `endpoint` setting, the SDK also raises AuthenticationError for a refused connection. The function then
-    returns False.
+    If `endpoint` is set, the SDK also raises AuthenticationError when the connection is refused. The result is then
+    False.
     """
     return _is_a(error, "AuthenticationError") and not _has_cause(error, _NO_CONNECTION)
 
