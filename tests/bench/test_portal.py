@@ -186,8 +186,7 @@ def test_idle_cost_of_two_portal_processes_on_postgresql(tmp_path, env, figure, 
 
 def server_cpu(server, database):
     """Return the CPU seconds of all processes of the database server."""
-    [(own,)] = server.sql(database.name, "SELECT pg_backend_pid()")
-    parent = Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[1]
+    [(parent,)] = server.sql(database.name, "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)")
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     seconds = sum(map(int, Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[11:15]))
     for child in children:

@@ -13,12 +13,12 @@ from sqlalchemy import func, select
 
 from bridge.clock import format_time
 from bridge.events.record import Transition
-from bridge.portal.audit import first_fault
+from bridge.portal.audit import Entry, first_fault
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import audit, verdicts
-from bridge.portal.store.audit import all_entries, count
+from bridge.portal.store.audit import add_entries, all_entries, count
 from bridge.portal.store.database import Store
-from bridge.portal.store.decisions import NewDecision, insert_decisions
+from bridge.portal.store.decisions import NewDecision, decision_hashes, insert_decisions
 from bridge.portal.store.retention import delete_old
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
@@ -59,6 +59,8 @@ def add_day(store, day):
         for vm in range(VMS_OF_A_DAY)
     ]
     store.write(insert_decisions, decisions, at=format_time(at))
+    approved = Entry(actor="x", action="approved", subject=key, details={"decisions": decision_hashes(decisions)})
+    store.write(add_entries, [approved], at=format_time(at))
     before = format_time(at - timedelta(days=RETENTION_DAYS))
     while store.write(delete_old, before=before):
         pass
