@@ -139,14 +139,14 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         why_not = "" if self.accepted is not None else self._why_not_approve
         if why_not is not None:
             return Buttons(hold=hold, why_not=why_not)
-        recipients = len(addressees(event, self.agents, self.site.kid or ""))
-        names, total = these(self.vms), len(self.vms)
-        if recipients < total:
-            names += f". The approval goes to the agents of only {recipients} of the {total} VMs, which is enough"
         if self.ruling.needed <= 1:
-            return Buttons(approve=f"starts the event now, for {names}", hold=hold)
+            approve, total = f"starts the event now, for {these(self.vms)}", len(self.vms)
+            recipients = len(addressees(event, self.agents, self.site.kid or ""))
+            if recipients < total:
+                approve += f". The approval goes to the agents of only {recipients} of the {total} VMs, which is enough"
+            return Buttons(approve=approve, hold=hold)
         more = how_many(self.ruling.needed - 1, "other approval")
-        approve = f"starts the event early after {more}, for {names}"
+        approve = f"starts the event early after {more}, for {these(self.vms)}"
         return Buttons(approve=approve, hold=hold, why_not=self._too_few)
 
     @property

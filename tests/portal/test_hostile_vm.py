@@ -204,13 +204,13 @@ def test_approval_after_a_hold_with_a_clock_ahead_is_later_than_the_hold(fleet):
     fleet.poll(0)
     fleet.clock.advance(300)
     assert fleet.decide("ann", "hold", "A").status_code == 303
-    hold = fleet.claims(fleet.poll(0)["decisions"][0])
+    hold = fleet.claims(fleet.poll(0)["decisions"][0], ahead_seconds=300)
     fleet.clock.advance(-300)
     page = fleet.page("ann", f"/events/{fleet.event('A')['key']}")
     form, pressed = page.form_with("Withdraw")
     fleet.submit("ann", form.action, [*form.fields, *pressed])
     fleet.poll(0)
     assert fleet.decide("ann", "approve", "A").status_code == 303
-    newest = [fleet.claims(each) for each in fleet.poll(0)["decisions"]]
+    newest = [fleet.claims(each, ahead_seconds=300) for each in fleet.poll(0)["decisions"]]
     [approval] = [each for each in newest if each.verdict.value == "approve"]
     assert approval.issued_at > hold.issued_at

@@ -87,7 +87,7 @@ def event_details_of(connection: Connection, keys: Sequence[str], *, now: str) -
             decisions=tuple(signed[key]),
             approvers=approvers,
             names=names,
-            outcomes=tuple(_counted([*outcomes[key], *_outcomes_without_event(connection, key)], signed[key])),
+            outcomes=tuple(_counted([*outcomes[key], *_outcomes_without_event(connection, signed[key])], signed[key])),
         )
         for key in keys
         if key in found
@@ -160,8 +160,10 @@ def _outcomes(connection: Connection, keys: Iterable[str]) -> Iterable[tuple[str
         yield row.event_key, record_of(row.body)
 
 
-def _outcomes_without_event(connection: Connection, key: str) -> list[TransitionRecord]:
-    recipients = select(decisions.c.vm_key).where(decisions.c.event_key == key)
+def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
+    if not signed:
+        return []
+    recipients = select(decisions.c.vm_key).where(decisions.c.event_key == signed[0].event_key)
     query = select(records.c.body).where(records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES))
     found = query.where(records.c.vm_key.in_(recipients)).order_by(records.c.observed_at)
     return list(map(record_of, connection.execute(found).scalars()))

@@ -63,7 +63,8 @@ def spans_between(
     """
     columns = [events.c[name] for name in ("event_key", "event_type", "is_open", "first_observed_at", "sort_at")]
     end = func.coalesce(events.c.over_at, events.c.sort_at).label("ends_at")
-    # The concatenation prevents SQLite from using the index of this column, with which it would read all older events.
+    # Because of the concatenation, SQLite reads the events that ended later than *since*, instead of all events that
+    # were announced before *until*. Most people look at recent events.
     announced = select(*columns, events.c.vm_count, end).where(events.c.first_observed_at.concat("") <= until)
     are_open = announced.where(*open_conditions(wanted, now=now))
     if since > now:

@@ -140,6 +140,17 @@ def test_approvals_of_one_person_count_once(two, signers):
     assert two.outcomes == [("approval_refused", "too_few_approvers")]
 
 
+def test_approval_of_two_people_names_both(two):
+    two.see(two.event())
+    two.offer(two.token(two.event()))
+    two.restart()
+    two.see(two.event())
+    two.offer(two.token(two.event(), kid="k2", approver=BORIS, after=1))
+    assert two.imds.posts == [["E-1"]]
+    (approved,) = (record for record in two.records if record.approval is not None)
+    assert approved.approval.approvers == (ANNE, BORIS)
+
+
 def test_approval_that_expired_before_the_second_does_not_count(two):
     two.see(two.event())
     two.offer(two.token(two.event(), valid_seconds=100))

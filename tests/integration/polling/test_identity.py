@@ -51,6 +51,15 @@ def test_identity_from_imds_is_stored(resolver_of, outbox):
     assert outbox.read(lambda state: state.vm) == ME
 
 
+def test_records_wait_until_the_first_identity_arrives(resolver_of, outbox):
+    service = Service(ImdsUnreachable("silent"))
+    resolver = resolver_of(service)
+    assert resolver.is_waiting
+    service.failure = None
+    until(lambda: not resolver.is_waiting)
+    assert outbox.read(lambda state: state.vm) == ME
+
+
 def test_configured_name_is_sufficient_to_continue(resolver_of):
     resolver = resolver_of(Service(ImdsUnreachable("silent")), VmIdentity(name="vm_7"))
     assert (resolver.vm.name, resolver.is_waiting) == ("vm_7", False)

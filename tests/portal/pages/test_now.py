@@ -51,7 +51,7 @@ def test_approved_event_is_first_and_states_that_it_starts_earlier(office):
     assert lines(page) == [A, B]
     assert "1 approved" in page.text
     assert "any time Freeze, 5 s pause vm_0, vm_1 +1 West approved by" in page.text
-    assert "starts early, at the latest at 11:20" in page.text
+    assert "starts early, or at 11:20" in page.text
 
 
 def test_counts_are_links_to_the_filtered_list(office):

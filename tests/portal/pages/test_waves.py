@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 
 import pytest
-from fleet_records import NOW, fleet_record
+from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
 from page_kit import ABLE, Office, Page
 
@@ -76,6 +76,16 @@ def test_vm_of_several_events_counts_once(office):
     ann.submit(f"/decide?wave={WAVE}", "hold")
     assert "8 events, 4 VMs" in ann.page("/audit").text
     assert "8 x Freeze, up to 16 VMs" in ann.page("/timeline").text
+
+
+def test_selection_of_different_groups_is_approved_with_one_confirmation(office):
+    announce(office, events=20, vms=20)
+    for vm in range(20):
+        office.poll(vm, **ABLE)
+    answer = decide(office.browser("ann"), "approve", range(20), reason="quiet")
+    assert text_of(answer).count("Accepted") == 20
+    [entry] = audit(office, "approved")
+    assert [list(each["decisions"]) for each in entry["details"]["events"]] == [[vm_id_of(vm)] for vm in range(20)]
 
 
 def test_pages_state_the_limit_of_an_approval_before_the_confirmation(office):
