@@ -1,9 +1,7 @@
 """`events` and `outbox list|retry|discard|move|import`, with a running agent and without."""
 
-import io
 import json
 import sqlite3
-import sys
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
@@ -176,21 +174,21 @@ def test_retry_makes_parked_records_pending(stage, kit, capsys):
     )
 
 
-def test_discard_asks_for_confirmation_with_count_and_age(stage, kit, capsys, monkeypatch):
+def test_discard_asks_for_confirmation_with_count_and_age(stage, kit, capsys):
     kit.commit(stage.outbox, kit.event("E-1"))
     kit.wait(60)
     kit.commit(stage.outbox, kit.event("E-2"), kit.event("E-3"))
     kit.settle(stage.outbox, "a", 1, state="parked")
     stage.ready()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\ny\n"))
-    discard(kit.directory, sink="a", record_id=None, state="pending", yes=False)
-    discard(kit.directory, sink="a", record_id=None, state=None, yes=False)
-    never = "Discarded records are never sent. [y/N]:"
-    assert capsys.readouterr().err.replace("]: ", "]:") == (  # old versions of click print the space elsewhere
-        f"Discard 2 records of sink a, the oldest observed at 2026-11-20 11:01:00Z? {never}2 records discarded.\n"
-        f"Discard 1 record of sink a, the oldest observed at 2026-11-20 11:00:00Z? {never}1 record discarded.\n"
-    )
+    command = ["outbox", "discard", "--state-directory", str(kit.directory), "--sink", "a"]
+    answers = [CliRunner().invoke(commands, [*command, *of], input="y\n") for of in (["--state", "pending"], [])]
+    never = "Discarded records are never sent. [y/N]: y\n"  # the runner prints the input
+    assert [answer.output for answer in answers] == [
+        f"Discard 2 records of sink a, the oldest observed at 2026-11-20 11:01:00Z? {never}2 records discarded.\n",
+        f"Discard 1 record of sink a, the oldest observed at 2026-11-20 11:00:00Z? {never}1 record discarded.\n",
+    ]
     discard(kit.directory, sink="a", record_id=None, state=None, yes=False)  # no record, no question
+    assert capsys.readouterr().err == "0 records discarded.\n"
     assert (stage.rows("a"), len(stage.rows("b"))) == ([], 3)
     with pytest.raises(BridgeError, match="Unknown record unknown for sink a"):
         discard(kit.directory, sink="a", record_id="unknown", state=None, yes=True)
