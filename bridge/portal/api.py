@@ -27,7 +27,7 @@ from bridge.portal.audit_export import FORMATS, streamed
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import AgentSeen, Connection
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS
-from bridge.portal.event_list import OVER
+from bridge.portal.fleet import State
 from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.requests import (
     choice_of,
@@ -55,6 +55,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
 _LARGEST = 2**53 - 1
 _MOST_VMS = 10_000
+_OVER = tuple(state for state in State if not state.is_open)
 _CSRF_HEADER = "x-csrf-token"
 _MOST_VALID_SECONDS = 86_400
 
@@ -98,7 +99,7 @@ async def _events(site: Site, request: Request) -> Response:
     limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
     state = choice_of(request, "state", ("open", "over", "all"), "open")
     group, cursor, now = group_of(request), cursor_of(request), site.now()
-    wanted = EventFilter(groups=(group,) if group else (), states=OVER if state == "over" else ())
+    wanted = EventFilter(groups=(group,) if group else (), states=_OVER if state == "over" else ())
     listing = partial(list_lines, has_waves=False, approved_first=False) if state == "open" else list_events
     page = await site.store.read(listing, wanted, now=now, limit=limit, cursor=cursor)
     alone = await site.store.read(collapsed, wanted, now=now) if state == "open" else []

@@ -25,7 +25,6 @@ from bridge.text import without_nul
 
 #: The states in the main table. Started and ended events have separate tables.
 ANNOUNCED = (State.SCHEDULED, State.OTHER)
-OVER = (State.COMPLETED, State.CANCELED, State.ENDED)
 PAGE = 50
 _FEW = 10
 _HOUR = timedelta(hours=1)
