@@ -209,6 +209,7 @@ def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
         ) from error
 
 
+@functools.lru_cache(maxsize=16)  # all tokens of a key have the same header
 def _header_or_none(segment: str) -> dict[str, Any] | None:
     # If the refusal were raised here, its context would be the parser's error, which contains the text.
     try:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from decimal import Decimal
-from operator import methodcaller
+from functools import lru_cache
+from operator import attrgetter, methodcaller
+from typing import Any
 
 from bridge.events.event import ScheduledEvent
 
 _UTF_16 = methodcaller("encode", "utf-16-be")
+_values_of = attrgetter("duration_seconds", "event_id", "event_source", "event_type", "not_before_raw", "resources")
 
 
 def digest(event: ScheduledEvent) -> str:
@@ -30,14 +33,19 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     ``NotBefore`` is the unparsed text from Azure (``not_before_raw``). Unknown values are null. ``Resources`` contains
     no duplicates and is sorted by UTF-16 code units, as JavaScript sorts strings.
     """
-    resources, seconds = event.resources, event.duration_seconds
+    return _canonical_json(_values_of(event))
+
+
+@lru_cache(maxsize=16)  # a portal signs one decision for each VM of an event
+def _canonical_json(values: tuple[Any, ...]) -> bytes:
+    seconds, event_id, event_source, event_type, not_before, resources = values
     members = {  # in the order of RFC 8785
         # RFC 8785 section 3.2.2.3 converts a number to a double and writes its shortest form, as JavaScript does.
         "DurationInSeconds": None if seconds is None else int(Decimal(repr(float(seconds)))),
-        "EventId": event.event_id,
-        "EventSource": event.event_source,
-        "EventType": event.event_type,
-        "NotBefore": event.not_before_raw,
+        "EventId": event_id,
+        "EventSource": event_source,
+        "EventType": event_type,
+        "NotBefore": not_before,
         "Resources": None if resources is None else sorted(set(resources), key=_UTF_16),
     }
     # With ensure_ascii=False, json.dumps escapes the same characters as RFC 8785 section 3.2.2.2.

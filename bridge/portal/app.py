@@ -24,7 +24,7 @@ from bridge.portal.connected_agents import AgentExchange
 from bridge.portal.ingest import Ingest
 from bridge.portal.maintenance import Maintenance
 from bridge.portal.notifying import NotificationSender
-from bridge.portal.poll import PREFIX, LongPoll
+from bridge.portal.poll import LongPoll
 from bridge.portal.requests import RETRY_AFTER_SECONDS, RequestRefused, error_answer, json_answer
 from bridge.portal.settings import PortalSettings
 from bridge.portal.site import Site
@@ -52,7 +52,7 @@ class Application:
             self._agents = AgentRoutes(attested, documents=site.metrics.documents, clock=clock, store=threads.store)
         tokens = None if self._agents is None else self._agents.tokens
         authenticator = Authenticator(settings, site, attested=tokens)
-        self._poll = LongPoll(site, authenticator)
+        self.polls = LongPoll(site, authenticator)
         ingest = Ingest(site, authenticator, settings.limits)
         self._senders = [NotificationSender(each, site) for each in settings.notify]
         self._agent_exchange = AgentExchange(threads, site.connected_agents, notify=site.live.check_now, clock=clock)
@@ -86,9 +86,6 @@ class Application:
         The portal responds with 404 to any path that contains an encoded slash, because a proxy might decode the slash
         and check the permissions for a different path.
         """
-        if scope["path"].startswith(PREFIX):
-            await self._poll(scope, receive, send)
-            return
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":

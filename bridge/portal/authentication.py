@@ -67,16 +67,17 @@ class Authenticator:
         Raise RequestRefused if the token is invalid.
         """
         token = self._token_in(headers)
+        why = "The token is invalid."
+        if self._attested is not None:
+            try:
+                return self._attested.vm_id_of(token)
+            except TokenRefused as error:
+                why = str(error)
+            except SecretUnavailable as error:
+                raise self._unavailable(str(error)) from error
         if self._is_one_of(token, self._agent_token):
             return None
-        if self._attested is None:
-            raise self._refused(AuthenticationFailure.WRONG_TOKEN, "The token is invalid.")
-        try:
-            return self._attested.vm_id_of(token)
-        except TokenRefused as error:
-            raise self._refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
-        except SecretUnavailable as error:
-            raise self._unavailable(str(error)) from error
+        raise self._refused(AuthenticationFailure.WRONG_TOKEN, why)
 
     def check_vm(self, own_vm: str | None, vm_key: str) -> None:
         """Raise RequestRefused if the token of *own_vm* is not valid for *vm_key*."""

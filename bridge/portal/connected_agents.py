@@ -113,6 +113,8 @@ class ConnectedAgents:
         self._agents: dict[str, _Agent] = {}
         self._alive_until: dict[str, float] = {}
         """The time at which each other process counts as stopped, unless its heartbeat changes first."""
+        self._without_poll: set[str] = set()
+        """The agents that `sweep` checks. Almost all other agents of a fleet have an open poll."""
         self._is_loaded = False
         self._unshared: set[str] = set()
         self._changed: set[str] = set()
@@ -135,6 +137,7 @@ class ConnectedAgents:
         known = self._agents[vm_key]
         known.open_polls -= 1
         known.at = self._clock.monotonic()
+        self._without_poll.add(vm_key)
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return the agents of *vm_keys* that have polled.
@@ -157,8 +160,10 @@ class ConnectedAgents:
         """Update the state of the agents, and remove any that have been disconnected for a day."""
         now, connected = self._clock.monotonic(), Connection.CONNECTED
         away = []
-        for key, agent in self._agents.items():
-            if agent.open_polls and agent.seen.connection is connected:  # almost every agent
+        for key in list(self._without_poll):
+            agent = self._agents[key]
+            if agent.open_polls and agent.seen.connection is connected:
+                self._without_poll.discard(key)
                 continue
             seen = self._seen(agent, now)
             is_away = seen.connection is Connection.DISCONNECTED
@@ -174,6 +179,7 @@ class ConnectedAgents:
         for number, (at, key) in enumerate(away):
             if number < len(away) - _MOST_AWAY or now - at >= KEPT_SECONDS:
                 del self._agents[key]
+                self._without_poll.discard(key)
 
     def take_unshared(self) -> list[StoredAgent]:
         """Return the agents of this process that have changed since the last call."""
@@ -219,6 +225,7 @@ class ConnectedAgents:
                 open_polls=0 if here is None else here.open_polls,
             )
             self._changed.add(each.vm_key)
+            self._without_poll.add(each.vm_key)
 
     def _seen(self, agent: _Agent, now: float) -> AgentSeen:
         """Return *agent* with its current connection."""

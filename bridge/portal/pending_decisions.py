@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -51,7 +51,7 @@ class PendingDecisions:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         self._by_vm: dict[str, list[tuple[int, str]]] = {}
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._catching_up = asyncio.Lock()
         self._new = asyncio.Event()
         self.is_stopping = False
@@ -119,18 +119,18 @@ class PendingDecisions:
             last = index
         return Answer(self.index, tuple(page), self.epoch)
 
-    def wait(self, vm_key: str, woken: asyncio.Future[None]) -> None:
-        """Complete *woken* when the next decision for *vm_key* arrives."""
+    def wait(self, vm_key: str, answer: Callable[[], None]) -> None:
+        """Call *answer* when the next decision for *vm_key* arrives."""
         waiting = self._waiting.setdefault(vm_key, [])
-        waiting.append(woken)
+        waiting.append(answer)
         if len(waiting) > _MOST_WAITING_OF_A_VM:
-            wake(waiting.pop(0))
+            waiting.pop(0)()
 
-    def stop_waiting(self, vm_key: str, woken: asyncio.Future[None]) -> None:
-        """Remove *woken*."""
+    def stop_waiting(self, vm_key: str, answer: Callable[[], None]) -> None:
+        """Remove *answer*."""
         waiting = self._waiting.get(vm_key, [])
-        if woken in waiting:
-            waiting.remove(woken)
+        if answer in waiting:
+            waiting.remove(answer)
         if not waiting:
             self._waiting.pop(vm_key, None)
 
@@ -141,23 +141,19 @@ class PendingDecisions:
     def stop(self) -> None:
         """Answer all waiting polls now, and later polls as soon as they arrive."""
         self.is_stopping = True
-        for waiting in self._waiting.values():
-            for woken in waiting:
-                wake(woken)
+        self._answer(list(self._waiting))
 
     def _add(self, index: int, found: Sequence[tuple[int, str, str]]) -> None:
         for number, vm_key, jws in found:
             self._by_vm.setdefault(vm_key, []).append((number, jws))
-        for vm_key in {vm_key for number, vm_key, _ in found if number > self.index}:
-            for woken in self._waiting.get(vm_key, ()):
-                wake(woken)
+        vm_keys = {vm_key for number, vm_key, _ in found if number > self.index}
         self.index = max(self.index, index)
+        self._answer(vm_keys)
+
+    def _answer(self, vm_keys: Iterable[str]) -> None:
+        for vm_key in vm_keys:
+            for answer in self._waiting.pop(vm_key, ()):
+                answer()
 
     def _oldest_seconds(self) -> float:
         return self._clock.timestamp() - CLOCK_SKEW_SECONDS
-
-
-def wake(woken: asyncio.Future[None]) -> None:
-    """Complete *woken*, unless it is already done."""
-    if not woken.done():
-        woken.set_result(None)

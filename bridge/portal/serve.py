@@ -142,7 +142,7 @@ class Portal:
         tls = {} if files.cert_file is None else {"ssl_certfile": files.cert_file, "ssl_keyfile": files.key_file}
         host, _ = address_of(self._settings.operator.listen)
         health = Health(app.site, is_local=is_loopback(host), is_stopping=self._stopping.is_set)
-        return _Server(app, http=protocol, **tls), _Server(health, http=protocol)
+        return _Server(app, http=partial(protocol, polls=app.polls), **tls), _Server(health, http=protocol)
 
     def _log_up(self) -> None:
         host, _ = self.address or ("", 0)

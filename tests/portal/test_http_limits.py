@@ -13,6 +13,9 @@ from waiting import until
 SECONDS = 30.0
 AS_AGENT = f"Authorization: Bearer {AGENT_TOKEN}\r\n"
 EVENTS = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
+POLL = f"GET /api/v1/vms/{vm_id_of(0)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n{AS_AGENT}\r\n".encode()
+NOTHING = EVENTS.replace(b"events", b"nothing")
+FIRST_POLL = POLL.replace(b"index=1", b"index=0")  # the response is immediate
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,14 @@ class Client:
         except ConnectionResetError:
             pass
         return found
+
+    def response(self):
+        """Return one response with a body."""
+        with self.socket.makefile("rb") as received:
+            head = b""
+            while (line := received.readline()) not in {b"\r\n", b""}:
+                head += line
+            return head + received.read(int(re.search(rb"content-length: (\d+)", head)[1]))
 
     def is_ended(self):
         """Return whether the connection is closed, and discard the received data."""
@@ -111,8 +122,9 @@ def test_idle_connection_without_a_request_is_closed(client, head):
     assert statuses(client.rest()) == []
 
 
-def test_slow_header_is_cut(client):
-    client.send(EVENTS[:-2])
+@pytest.mark.parametrize("request_head", [EVENTS, POLL])
+def test_slow_header_is_cut(client, request_head):
+    client.send(request_head[:-2])
     assert client.drip(b"X: y\r\n")
 
 
@@ -151,16 +163,55 @@ def test_slow_body_after_the_response_is_cut(client, length):
 # Request smuggling.
 
 
-def test_pipelined_request_closes_the_connection(portal):
+@pytest.mark.parametrize("following", [EVENTS, POLL])
+def test_pipelined_request_closes_the_connection(portal, following):
     before = cut_by(portal)
-    poll = f"GET /api/v1/vms/{vm_id_of(0)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n{AS_AGENT}\r\n".encode()
     with Client(portal) as client:
-        client.send(poll)
+        client.send(POLL)
         until(lambda: portal.held_polls() == 1)
-        client.send(EVENTS)
+        client.send(following)
         assert statuses(client.rest()) == []
     until(lambda: portal.held_polls() == 0)
     assert cut_by(portal) == before + 1
+
+
+def test_two_polls_in_one_packet_close_the_connection(portal, client):
+    client.send(POLL + POLL)
+    assert statuses(client.rest()) == []
+    until(lambda: portal.held_polls() == 0)
+
+
+# Polls, which do not pass through ASGI.
+
+
+def test_connection_serves_polls_and_other_requests_by_turns(client):
+    for request, status in ((FIRST_POLL, 200), (NOTHING, 404), (FIRST_POLL, 200), (FIRST_POLL, 200)):
+        client.send(request)
+        assert statuses(client.response()) == [status]
+
+
+def test_body_of_a_poll_is_refused_and_is_not_the_next_request(client):
+    client.send(FIRST_POLL.replace(b"Host", f"Content-Length: {len(EVENTS)}\r\nHost".encode()) + EVENTS)
+    assert statuses(client.response()) == [400]
+    client.send(FIRST_POLL)
+    assert statuses(client.response()) == [200]
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (FIRST_POLL.replace(b"HTTP/1.1", b"HTTP/1.0"), 200),
+        (FIRST_POLL.replace(b"Host", b"Connection: close\r\nHost"), 200),
+        (FIRST_POLL.replace(b"Bearer ", b"Bearer wrong"), 401),
+        (FIRST_POLL.replace(b"GET", b"POST").replace(b"Host", b"Connection: close\r\nHost"), 404),
+    ],
+)
+def test_last_response_of_a_connection_says_so(client, request_head, status):
+    client.send(request_head)
+    answer = client.rest()
+    assert statuses(answer) == [status]
+    assert b"connection: close\r\n" in answer
+    assert answer.count(b"connection: ") == 1
 
 
 # The path.
