@@ -71,7 +71,7 @@ class LimitedHttp(HttpToolsProtocol):
         uvicorns.scope = uvicorns.cycle = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*. Abort the connection if the headers are too large. Start a timer if more data must follow."""
+        """Parse *data*. Limit the size of the headers, and the time of a request."""
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)

@@ -71,7 +71,7 @@ class LongPoll:
             self._respond(connection, error_answer(error.status, str(error)))
 
     def _begin(self, connection: LimitedHttp) -> None:
-        """Check the request, and record the agent as connected. Raise RequestRefused if the request is invalid."""
+        """Begin a poll. Raise RequestRefused if the request is invalid."""
         url = _URL.fullmatch(connection.url)
         if url is None:
             raise RequestRefused(404, "This address does not exist.")
