@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from enum import Enum
 
-from bridge.errors import SecretUnavailable
+from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.agent_tokens import AgentTokens, TokenRefused, is_one_of
 from bridge.portal.requests import RequestRefused
@@ -67,17 +67,17 @@ class Authenticator:
         Raise RequestRefused if the token is invalid.
         """
         token = self._token_in(headers)
-        why = "The token is invalid."
-        if self._attested is not None:
+        error: BridgeError = TokenRefused("The token is invalid.")
+        if self._attested is not None:  # first, because most agents have such a token
             try:
                 return self._attested.vm_id_of(token)
-            except TokenRefused as error:
-                why = str(error)
-            except SecretUnavailable as error:
-                raise self._unavailable(str(error)) from error
+            except (TokenRefused, SecretUnavailable) as refused:
+                error = refused
         if self._is_one_of(token, self._agent_token):
             return None
-        raise self._refused(AuthenticationFailure.WRONG_TOKEN, why)
+        if isinstance(error, SecretUnavailable):
+            raise self._unavailable(str(error)) from error
+        raise self._refused(AuthenticationFailure.WRONG_TOKEN, str(error)) from error
 
     def check_vm(self, own_vm: str | None, vm_key: str) -> None:
         """Raise RequestRefused if the token of *own_vm* is not valid for *vm_key*."""

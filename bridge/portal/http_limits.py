@@ -35,8 +35,8 @@ class LimitedHttp(HttpToolsProtocol):
 
     # Slots save 2 KB, because CPython adds a dictionary to an object with 30 or more attributes.
     __slots__ = (
-        *("_awaits_response", "_head_bytes", "_is_in_head", "_is_poll", "_is_receiving", "_keeps_alive", "_log"),
-        *("_metrics", "_polls", "_request_seconds", "_timer", "call_when_gone"),
+        *("_awaits_response", "_has_new_poll", "_head_bytes", "_is_in_head", "_is_poll", "_is_receiving"),
+        *("_keeps_alive", "_log", "_metrics", "_polls", "_request_seconds", "_timer", "call_when_gone"),
     )
 
     def __init__(
@@ -48,7 +48,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._log = log
         self._polls = polls
         self._head_bytes = 0
-        self._is_in_head = self._is_receiving = self._is_poll = self._awaits_response = False
+        self._is_in_head = self._is_receiving = self._is_poll = self._has_new_poll = self._awaits_response = False
         self._keeps_alive = True
         self._timer: asyncio.TimerHandle | None = None
         self.call_when_gone: Callable[[], object] | None = None
@@ -77,22 +77,26 @@ class LimitedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self._abort("The headers of a request are too large.")
-        if self._is_receiving and self._timer is None:
+        if self._has_new_poll:
+            self._start_poll()
+        if self._timer is None and self._is_receiving:
             reason = "A request did not arrive in time."
             self._timer = self.loop.call_later(self._request_seconds, self._abort, reason)
+        elif self._timer is None and self.timeout_keep_alive_task is None and not self._is_busy():
+            self._timer = self.loop.call_later(self._request_seconds, self.transport.close)
 
     def on_message_begin(self) -> None:
-        """Start a request."""
+        """Start a request. If the client pipelines requests, abort the connection."""
+        if self._is_busy() or self.flow.write_paused:
+            self._abort("The client sent a request before it read the response to the previous request.")
         super().on_message_begin()
         self._head_bytes, self._is_in_head, self._is_receiving = 0, True, True
         self._stop_timer()
 
     def on_headers_complete(self) -> None:
-        """Start the application. If the client pipelines requests, abort the connection."""
+        """Start the application, unless the request is a poll."""
         self._is_in_head = False
-        cycle: Any = self.cycle
-        if self._awaits_response or (cycle is not None and not cycle.response_complete):
-            self._abort("The client sent a request before the response to the previous request.")
+        if self.transport.is_closing():
             return
         self._is_poll = self._polls is not None and self.url.startswith(_POLLS) and self.parser.get_method() == b"GET"
         if self._is_poll:
@@ -108,20 +112,31 @@ class LimitedHttp(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the timer, and start a poll."""
+        """Stop the timer."""
         self._is_receiving = False
         self._stop_timer()
-        if not self._is_poll:
+        if self._is_poll:
+            self._has_new_poll = self._awaits_response = not self.transport.is_closing()
+        else:
             super().on_message_complete()
-        elif not self.transport.is_closing():
-            self._awaits_response = True
-            try:
-                self._polls(self)
-            except Exception:
-                self.logger.exception("A poll failed.")
-                self.transport.abort()
-            uvicorns: Any = self
-            uvicorns.headers = uvicorns.scope = None  # saves 2 KB for each open poll, mostly the token
+
+    def _start_poll(self) -> None:
+        """Start a poll. The parser has returned, so it has found any pipelined request."""
+        self._has_new_poll = False
+        if self.transport.is_closing():
+            return
+        try:
+            self._polls(self)
+        except Exception:
+            self.logger.exception("A poll failed.")
+            self.transport.abort()
+        uvicorns: Any = self
+        uvicorns.headers = uvicorns.scope = None  # saves 2 KB for each open poll, mostly the token
+
+    def _is_busy(self) -> bool:
+        """Return whether the response to the last request is incomplete."""
+        cycle: Any = self.cycle
+        return self._awaits_response or (cycle is not None and not cycle.response_complete)
 
     def respond(self, response: Response) -> None:
         """Send the response to a poll."""

@@ -15,6 +15,7 @@ poll than a CPU that wakes for it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -24,20 +25,22 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.responses import Response
 
+from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import HEADER
 from bridge.portal.http_limits import LimitedHttp
 from bridge.portal.pending_decisions import Answer
 from bridge.portal.requests import RequestRefused, error_answer, json_answer, whole_number
 from bridge.portal.site import Site
+from bridge.portal.store.database import StoreUnavailable
+
+logger = logging.getLogger(__name__)
 
 _URL = re.compile(rb"/api/v1/vms/([A-Za-z0-9._:-]{1,128})/decisions(?:\?(.*))?")
 _LARGEST_INDEX = 2**53 - 1
 _LONGEST_WAIT_SECONDS = 600
 _LEAST_OF_WAIT = 0.8
 _ENDS_PER_SECOND = 10
-#: `PendingDecisions.follow` reads the database at least this often.
-_BEHIND_SECONDS = 1.0
 _ROUTE = "decisions"
 
 
@@ -61,6 +64,7 @@ class LongPoll:
         self._connected_agents = site.connected_agents
         self._metrics = site.metrics
         self._clock = site.clock
+        self._log = ThrottledLog(logger, clock=site.clock)
         site.metrics.open_polls.set_function(site.pending_decisions.open_polls)
 
     def __call__(self, connection: LimitedHttp) -> None:
@@ -82,17 +86,36 @@ class LongPoll:
         if any(headers.get(name, "0") != "0" for name in ("content-length", "transfer-encoding")):
             raise RequestRefused(400, "A poll has no body.")
         after, seconds = _index_and_wait(url[2] or b"")
-        seconds *= _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
-        pending, poll = self._pending_decisions, Poll(connection, vm_key, after)
-        is_behind = after > pending.index
-        report, index = headers.get(HEADER, ""), 0 if is_behind else after
-        self._connected_agents.begins(vm_key, report, index=index, is_attested=own_vm is not None)
+        report, poll = headers.get(HEADER, ""), Poll(connection, vm_key, after)
+        hold = partial(self._hold, poll, seconds, report, is_attested=own_vm is not None)
+        if after <= self._pending_decisions.index:
+            hold()
+        else:  # the agent might have polled another process earlier
+            task = connection.loop.create_task(self._catch_up(poll, hold))
+            connection.tasks.add(task)
+            task.add_done_callback(connection.tasks.discard)
+
+    async def _catch_up(self, poll: Poll, hold: Callable[[], None]) -> None:
+        try:
+            await self._pending_decisions.catch_up()
+        except StoreUnavailable as error:
+            self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
+            self._respond(poll.connection, error_answer(503, "The database is not available."))
+            return
+        if poll.after > self._pending_decisions.index:
+            poll.after = 0  # the database was restored, so send all decisions
+        hold()
+
+    def _hold(self, poll: Poll, seconds: float, report: str, *, is_attested: bool) -> None:
+        """Record the agent as connected, and answer the poll now or later."""
+        connection, pending, vm_key, after = poll.connection, self._pending_decisions, poll.vm_key, poll.after
+        if connection.transport.is_closing():
+            return
+        self._connected_agents.begins(vm_key, report, index=after, is_attested=is_attested)
         if after == 0 or pending.has_new(vm_key, after) or pending.is_stopping:
             self._answer(poll)
             return
-        if is_behind:  # the agent has polled another process, or the database was restored
-            pending.notify_new()
-            seconds = min(seconds, _BEHIND_SECONDS)
+        seconds *= _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         end = math.ceil((connection.loop.time() + seconds) * _ENDS_PER_SECOND) / _ENDS_PER_SECOND
         poll.answer = partial(self._answer, poll)
         poll.timer = connection.loop.call_at(end, poll.answer)
@@ -101,10 +124,8 @@ class LongPoll:
 
     def _answer(self, poll: Poll) -> None:
         self._end(poll)
-        pending = self._pending_decisions
-        # If the database was restored, the agent's index can exceed the portal's. Then send all decisions.
-        after = poll.after if poll.after <= pending.index else 0
-        self._respond(poll.connection, _response(pending.answer(poll.vm_key, after), is_last=pending.is_stopping))
+        answer = self._pending_decisions.answer(poll.vm_key, poll.after)
+        self._respond(poll.connection, _response(answer, is_last=self._pending_decisions.is_stopping))
 
     def _end(self, poll: Poll) -> None:
         poll.connection.call_when_gone = None

@@ -175,10 +175,33 @@ def test_pipelined_request_closes_the_connection(portal, following):
     assert cut_by(portal) == before + 1
 
 
-def test_two_polls_in_one_packet_close_the_connection(portal, client):
-    client.send(POLL + POLL)
+@pytest.mark.parametrize("first", [POLL, FIRST_POLL])
+@pytest.mark.parametrize("second", [POLL, POLL[:30], EVENTS])
+def test_two_requests_in_one_packet_close_the_connection(portal, client, first, second):
+    client.send(first + second)
     assert statuses(client.rest()) == []
     until(lambda: portal.held_polls() == 0)
+
+
+def test_client_that_reads_no_response_is_cut(portal, client):
+    before, sent = cut_by(portal), 0
+    request = b"GET /api/v1/vms/x HTTP/1.1\r\n\r\n"
+    while sent < 50_000 and client.send(request):
+        sent += 1
+        time.sleep(0.0001)  # a request for each packet
+    until(lambda: cut_by(portal) == before + 1)
+
+
+def test_idle_connection_is_closed_despite_an_empty_line(client):
+    client.send(FIRST_POLL)
+    assert statuses(client.response()) == [200]
+    client.send(b"\r\n")
+    assert client.rest() == b""
+
+
+def test_poll_that_offers_an_upgrade_is_answered(client):
+    client.send(FIRST_POLL.replace(b"Host", b"Connection: Upgrade\r\nUpgrade: h2c\r\nHost"))
+    assert statuses(client.response()) == [200]
 
 
 # Polls, which do not pass through ASGI.
