@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 from sqlalchemy import Connection, exists, func, select
@@ -25,7 +26,7 @@ _COUNTER = "decisions"
 _HOLD = "hold"
 
 
-class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
+class NewDecision(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A decision with a valid signature. Each field is a column of the `decisions` table."""
 
     vm_key: str
@@ -37,7 +38,7 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
     verdict_id: str | None = None
     """The newest verdict behind the decision, or None if the decision was signed elsewhere."""
 
-    @property
+    @cached_property
     def jws_sha256(self) -> str:
         """Return the hash that identifies the decision in outcome records."""
         return hashlib.sha256(self.jws.encode()).hexdigest()
