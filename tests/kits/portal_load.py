@@ -78,8 +78,7 @@ class PortalUnderLoad:
         self.config = directory / "portal.toml"
         self.config.write_text(self._toml(portal_table(directory, signing=signing, **tables)), encoding="utf-8")
         self._log = directory / "log"
-        # As in the unit and the image, so that freed memory returns to the system.
-        self._env = {**env, "PYTHONMALLOC": "malloc", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
+        self._env = env
         self.port = 0
         self.csrf = ""
         self._process: subprocess.Popen[bytes] | None = None
