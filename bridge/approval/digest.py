@@ -36,7 +36,7 @@ def canonical_json(event: ScheduledEvent) -> bytes:
     return _canonical_json(_values_of(event))
 
 
-@lru_cache(maxsize=16)  # a portal signs one decision for each VM of an event
+@lru_cache(maxsize=1)  # a portal signs one decision for each VM of an event
 def _canonical_json(values: tuple[Any, ...]) -> bytes:
     seconds, event_id, event_source, event_type, not_before, resources = values
     members = {  # in the order of RFC 8785

@@ -296,7 +296,7 @@ def version_of(event: ScheduledEvent) -> Version:
     return _version(msgspec.json.encode(msgspec.structs.replace(event, event_status="", extra={})))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # a record of 20,000 names takes 3 MB
 def _version(encoded: bytes) -> Version:
     event = msgspec.json.decode(encoded, type=ScheduledEvent)
     found = digest(event)
