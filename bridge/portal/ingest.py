@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 #: The portal can store this number of records within the ten seconds that a sink waits for a response.
 _MOST_WAITING_RECORDS = 5_000
+#: A record counts once more for each part of this length. Otherwise, one VM could delay the records of all other VMs.
+_LARGE_CHARACTERS = 16 * 1024
 
 
 class Ingest:
@@ -63,7 +65,10 @@ class Ingest:
     async def post(self, request: Request) -> Response:
         """Answer one request."""
         received = await self._received(request)
-        wait_seconds = self.vm_limits.take([vm_key(each.record) for each in received])
+        costs = Counter[str]()
+        for each in received:
+            costs[vm_key(each.record)] += 1 + len(each.body) // _LARGE_CHARACTERS
+        wait_seconds = self.vm_limits.take(costs)
         if wait_seconds:
             self._metrics.records_refused.labels("rate").inc(len(received))
             return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
@@ -139,12 +144,12 @@ class VmLimits:
         self._free_at: OrderedDict[str, float] = OrderedDict()
         self._refused: Counter[tuple[str, str]] = Counter()
 
-    def take(self, vm_keys: Iterable[str]) -> float:
-        """Count one record of each of *vm_keys*.
+    def take(self, counts: Mapping[str, int]) -> float:
+        """Count the records in *counts* by VM.
 
         Return the seconds to wait if a VM has sent too many, or 0.
         """
-        now, counts = self._clock.monotonic(), Counter(vm_keys)
+        now = self._clock.monotonic()
         waits = {key: self._free_at.get(key, 0.0) - now - _MINUTE_SECONDS + self._each_seconds for key in counts}
         over = {key: wait for key, wait in waits.items() if wait > 0}
         for key in over:

@@ -281,7 +281,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     record_bytes: Annotated[int, Meta(ge=16_384, le=1_048_576)] = 262_144
     """The maximum size of a record. The portal responds to a larger record with 413."""
     records_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 120
-    """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After."""
+    """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After. A
+    record counts once more for every 16 KiB."""
     open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
     """The maximum number of open events. For further events, the portal keeps only the state. The stored records of a
     VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the VM's oldest records."""

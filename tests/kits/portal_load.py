@@ -127,10 +127,12 @@ class PortalUnderLoad:
     @property
     def rss_mb(self) -> float:
         """Return the resident memory."""
-        assert self._process is not None
-        text = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
-        [kilobytes] = re.findall(r"VmRSS:\s+(\d+)", text)
-        return int(kilobytes) * 1024 / 1e6
+        return self._memory_mb("VmRSS")
+
+    @property
+    def peak_mb(self) -> float:
+        """Return the largest resident memory so far."""
+        return self._memory_mb("VmHWM")
 
     @property
     def cpu_seconds(self) -> float:
@@ -138,6 +140,12 @@ class PortalUnderLoad:
         assert self._process is not None
         fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _memory_mb(self, name: str) -> float:
+        assert self._process is not None
+        text = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        [kilobytes] = re.findall(rf"{name}:\s+(\d+)", text)
+        return int(kilobytes) * 1024 / 1e6
 
     def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
         """Send a request as a user whom the proxy has authenticated, and return the body of the response."""

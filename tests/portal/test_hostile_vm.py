@@ -74,6 +74,15 @@ def test_rate_and_size_of_records_are_limited(fleet_of):
         fleet.report(HOSTILE, hostile(event_id="a minute later"))
 
 
+def test_large_record_counts_as_several(fleet_of):
+    with fleet_of().running() as fleet:
+        names = tuple(f"vm_{number}" for number in range(20_000))
+        large = [hostile(event_id=f"E-{number}", resources=names) for number in range(30)]
+        statuses = [fleet.send(HOSTILE, each).status_code for each in large]
+        assert {204, 429} == set(statuses)
+        assert statuses.count(204) <= 10 * len(fleet.portals)
+
+
 def test_report_of_an_outsider_changes_nothing_and_blocks_no_hold(fleet):
     for vm in (0, 1):
         fleet.report(vm, fleet_record(vm, description="planned", active=("A",)))
