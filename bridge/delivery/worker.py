@@ -172,7 +172,7 @@ class DeliveryWorker:
                 self._report_fault(error)
                 wait_seconds = _FAULT_SECONDS
             if wait_seconds > 0:
-                if self._stop_at is not None:
+                if self._stop_at is not None and self._outbox.seconds_to_due() == _NEVER:
                     break
                 self.loop_watch.expect_within(wait_seconds)
                 self._woken.wait(wait_seconds)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Collection
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bridge.clock import Clock
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Transition, TransitionRecord, Verdict, new_record
 from bridge.outbox import deliveries
+from bridge.outbox.database import Database
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DeliveryState, SinkRow, StoredDecision
 
@@ -52,6 +56,15 @@ def stored_decision(decision_id: str, verdict: Verdict = Verdict.HOLD, **fields:
         "received_at": 1.0,
     }
     return StoredDecision(decision_id=decision_id, verdict=verdict, **{**values, **fields})
+
+
+def refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every save fail, as on a disk that fails, until `monkeypatch.undo`."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Database, "save", fail)
 
 
 class OutboxKit:

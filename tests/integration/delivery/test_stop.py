@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 
+from outbox_kit import refuse_writes
 from waiting import until
 
 
@@ -44,6 +45,19 @@ def test_due_records_are_sent_and_committed_within_the_grace_period(bench):
     bench.outbox.close()
     with closing(bench.outbox_kit.open(sinks=())) as outbox:
         assert bench.outbox_kit.totals(outbox)["s"]["delivered"] == 500
+
+
+def test_record_that_is_not_saved_yet_is_sent_within_the_grace_period(bench, monkeypatch):
+    box = bench.sink()
+    bench.outbox_kit.saved(bench.outbox)
+    refuse_writes(monkeypatch)
+    bench.outbox_kit.commit(bench.outbox, bench.outbox_kit.event(), save=False)
+    worker = bench.start()
+    worker.stop(grace_seconds=30)
+    assert not worker.join(0.2)
+    bench.advance(0.6)
+    assert worker.join(10)
+    assert len(box.records) == 1
 
 
 def test_records_not_sent_within_the_grace_period_stay_pending(bench):

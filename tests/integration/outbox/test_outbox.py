@@ -6,24 +6,15 @@ import threading
 from contextlib import closing
 
 import pytest
-from outbox_kit import append
+from outbox_kit import append, refuse_writes
 
 from bridge.events.event import VmIdentity
 from bridge.outbox import approvals, deliveries, retention
-from bridge.outbox.database import Database, generations, read_newest, read_records
+from bridge.outbox.database import generations, read_newest, read_records
 from bridge.outbox.rows import DeliveryState
 
 ME = VmIdentity(name="vm_0", vm_id="AAAA")
 OTHER = VmIdentity(name="vm_1", vm_id="BBBB")
-
-
-def refuse_writes(monkeypatch):
-    """Let every save fail, as on a disk that fails, until `monkeypatch.undo`."""
-
-    def fail(*_, **__):
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(Database, "save", fail)
 
 
 def test_error_that_quotes_a_lone_surrogate_is_saved(kit):
