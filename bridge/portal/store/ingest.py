@@ -7,6 +7,7 @@ order is always the same, transactions cannot deadlock.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -205,7 +206,7 @@ def _changes(
 ) -> list[Change]:
     after = dict(before)
     contents: dict[_ViewKey, ScheduledEvent] = {}
-    for key, record, event in reports:
+    for key, record, event in sorted(reports, key=itemgetter(0)):  # by event, so that `version_of` finds its cache
         vm = known[key[1]]
         at = min(record.observed_at, vm.heard_at)  # replaces a time in the future
         after[key] = view_after(after.get(key), record, event, vm.position_of(record), at)
