@@ -58,11 +58,11 @@ def stored_decision(decision_id: str, verdict: Verdict = Verdict.HOLD, **fields:
     return StoredDecision(decision_id=decision_id, verdict=verdict, **{**values, **fields})
 
 
-def refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
     """Let every save fail, as on a disk that fails, until `monkeypatch.undo`."""
 
     def fail(*_: Any, **__: Any) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
+        raise error or sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(Database, "save", fail)
 

@@ -4,12 +4,11 @@ import json
 from datetime import datetime, timezone
 
 import pytest
-from outbox_kit import RouteAll, append
+from outbox_kit import RouteAll, append, refuse_writes
 
 from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
-from bridge.outbox.database import Database
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DeliveryState
 from bridge.system.threads import LoopWatch
@@ -143,10 +142,7 @@ def test_overdue_record_makes_the_agent_not_ready_until_it_is_removed(overview, 
 
 
 def test_outbox_that_is_behind_is_not_ready(overview, monkeypatch):
-    def fail(*_args, **_options):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(Database, "save", fail)
+    refuse_writes(monkeypatch, OSError(5, "Input/output error"))
     append(overview._outbox, "heartbeat")
     assert not overview._outbox.wait_saved(0.5)
     report = ready(overview)
