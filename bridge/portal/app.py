@@ -129,7 +129,7 @@ class Application:
             return self.site.login.refused(request, error)
         if isinstance(error, VerdictRefused):
             return json_answer({"error": str(error), "event": error.event}, status=error.status)
-        return error_answer(error.status, str(error))
+        return error_answer(error.status, str(error), retry_after_seconds=error.retry_after_seconds)
 
     async def _without_secret(self, _request: Request, error: Exception) -> Response:
         self._log.problem("secret", logging.ERROR, str(error))

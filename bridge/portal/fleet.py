@@ -21,7 +21,7 @@ import msgspec
 from bridge.approval.digest import digest
 from bridge.events.event import ScheduledEvent, VmIdentity, compact_json, normal_name
 from bridge.events.record import Evidence, TransitionRecord
-from bridge.portal.vm_state import Position, place_of, vm_key
+from bridge.portal.vm_state import Position, VmState, place_of, vm_key
 from bridge.text import without_nul
 
 #: PROTOCOL.md, section 5: the longest EventId that a decision can name.
@@ -112,6 +112,8 @@ class View(Report, frozen=True, kw_only=True):
     """Whether the version that the VM reports contains this name in Resources."""
     is_listed_as_ended: bool = False
     """Whether the VM's newest list of active events does not contain the event."""
+    stored_bytes: int = 0
+    """The estimated size of the event in the database."""
 
     @property
     def current(self) -> State:
@@ -324,11 +326,10 @@ def undecidable(event: EventState) -> str:
     return f"No one can decide on this event: {event.undecidable_because}."
 
 
-def view_after(
-    known: View | None, record: TransitionRecord, event: ScheduledEvent, position: Position, at: str
-) -> View:
-    """Return the VM's view of *event* after *record*. *at* is the time of the report."""
-    version = version_of(event)
+def view_after(known: View | None, record: TransitionRecord, event: ScheduledEvent, vm: VmState) -> View:
+    """Return *vm*'s view of *event* after *record*."""
+    version, name = version_of(event), vm.owned_name
+    at = min(record.observed_at, vm.heard_at)  # replaces a time in the future
     state = _OF_STATUS.get(event.event_status, State.OTHER)
     if record.transition.is_ending:
         state = State(record.transition.value)
@@ -336,7 +337,7 @@ def view_after(
         event_key=event_key(event, record.vm),
         vm_key=vm_key(record),
         event_id=event.event_id,
-        position=position,
+        position=vm.position_of(record),
         record_id=record.id,
         state=state,
         evidence=record.evidence,
@@ -344,6 +345,8 @@ def view_after(
         first_observed_at=at,
         digest=version.digest,
         variant=version.variant,
+        owned_name=name,
+        is_named=name in version.names,
         affects_this_vm=record.affects_this_vm,
         measured=None if record.impact is None else record.impact.summary,
     )

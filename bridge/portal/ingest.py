@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +29,7 @@ from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Approval, Impact, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
-from bridge.portal.requests import RequestRefused, body_of, error_answer
+from bridge.portal.requests import RequestRefused, body_of
 from bridge.portal.settings import LimitSettings
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
@@ -40,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: The portal can store this number of records within the ten seconds that a sink waits for a response.
 _MOST_WAITING_RECORDS = 5_000
-#: A record counts once more for each part of this length. Otherwise, one VM could delay the records of all other VMs.
-_LARGE_CHARACTERS = 16 * 1024
+#: A record counts once more for each part of this size, because a large record delays the records of other VMs.
+_LARGE_BYTES = 16 * 1024
 
 
 class Ingest:
@@ -67,11 +68,8 @@ class Ingest:
         received = await self._received(request)
         costs = Counter[str]()
         for each in received:
-            costs[vm_key(each.record)] += 1 + len(each.body) // _LARGE_CHARACTERS
-        wait_seconds = self.vm_limits.take(costs)
-        if wait_seconds:
-            self._metrics.records_refused.labels("rate").inc(len(received))
-            return error_answer(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
+            costs[vm_key(each.record)] += 1 + each.size // _LARGE_BYTES
+        self._take(costs, len(received))
         began = time.perf_counter()
         await self._write(received)
         self._metrics.records.inc(len(received))
@@ -85,18 +83,35 @@ class Ingest:
             self._authenticator.check_signature(headers, body)
         else:
             own_vm = self._authenticator.own_vm(headers)
+            if own_vm is not None:  # a VM beyond its limit must not cause work
+                self._take({own_vm: 0}, 1)
             body = await body_of(request)
         try:
-            received = received_records(headers, body, most_bytes=self._limits.record_bytes)
+            received = self._parsed(headers, body, own_vm)
+            for each in received:
+                self._authenticator.check_vm(own_vm, vm_key(each.record))
+        except RequestRefused:
+            if own_vm is not None:
+                self.vm_limits.take({own_vm: 1 + len(body) // _LARGE_BYTES})
+            raise
+        return received
+
+    def _take(self, counts: Mapping[str, int], records: int) -> None:
+        """Count the records of each VM. Raise RequestRefused if a VM sends too many."""
+        wait_seconds = self.vm_limits.take(counts)
+        if wait_seconds:
+            self._metrics.records_refused.labels("rate").inc(records)
+            raise RequestRefused(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
+
+    def _parsed(self, headers: Mapping[str, str], body: bytes, own_vm: str | None) -> list[ReceivedRecord]:
+        try:
+            return received_records(headers, body, most_bytes=self._limits.record_bytes)
         except RequestRefused as refused:
             reason = "malformed" if refused.status == HTTPStatus.BAD_REQUEST else "too_large"
             self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}")
             self.vm_limits.note_refusal(own_vm or "", reason)
             self._metrics.records_refused.labels(reason).inc()
             raise
-        for each in received:
-            self._authenticator.check_vm(own_vm, vm_key(each.record))
-        return received
 
     async def _write(self, received: list[ReceivedRecord]) -> None:
         """Store *received*, or raise StoreUnavailable."""
@@ -176,6 +191,11 @@ class VmLimits:
 
 _STRUCTURED, _BATCH, _JSON = "application/cloudevents+json", "application/cloudevents-batch+json", "application/json"
 _DEEPEST = 64
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_AS_LISTS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+#: The size of all IDs, names, and other short values of an event and its VM. In records of Azure, it is about 1 KB.
+_LONGEST_IDENTITY = 4_096
 #: Ten years. Every real event is far shorter.
 _LONGEST_SECONDS = 10 * 366 * 86_400
 #: The timeline cannot show a time near the limits of the calendar.
@@ -196,7 +216,9 @@ class _Envelope(msgspec.Struct, frozen=True):
     data: msgspec.Raw
 
 
+# `Raw` skips a value without creating an object for each of its parts. Only the stored text needs these values.
 class _Event(ScheduledEvent, frozen=True, kw_only=True, dict=True):
+    extra: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
     not_before: _Time | None = None
     duration_seconds: Annotated[int, Meta(ge=-1, le=_LONGEST_SECONDS)] | None = None
 
@@ -222,6 +244,7 @@ class _Record(TransitionRecord, frozen=True, kw_only=True):
 
     id: _Id
     stream_id: _Name
+    previous: msgspec.Raw  # type: ignore[assignment]
     sequence: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     event: _Event | None
     vm: _Vm
@@ -267,19 +290,32 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
     record = _record(body)
     if record.id != envelope.id:
         raise RequestRefused(400, "The id of the CloudEvent differs from the id of the record.")
-    _check_depth([record.previous, None if record.event is None else record.event.extra])
+    _check_depth(body)
+    _check_identity(record)
     observed_at, event = format_time(msgspec.convert(record.observed_at, _Time)), record.event
-    if event is not None and event.not_before is not None:
-        not_before = event.not_before.astimezone(timezone.utc)
-        if not_before.year not in _YEARS:
+    if event is not None:
+        not_before = None if event.not_before is None else event.not_before.astimezone(timezone.utc)
+        if not_before is not None and not_before.year not in _YEARS:
             raise RequestRefused(400, "The not_before of an event must be from 2000 to 2199.")
-        event = msgspec.structs.replace(event, not_before=not_before)
-    return ReceivedRecord(msgspec.structs.replace(record, observed_at=observed_at, event=event), body.decode())
+        event = msgspec.structs.replace(event, not_before=not_before, extra={})
+    known = msgspec.structs.replace(record, observed_at=observed_at, event=event, previous=None)
+    return ReceivedRecord(known, body.decode())
 
 
-def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
-    if not levels:
+def _check_depth(body: bytes) -> None:
+    """Raise RequestRefused if the valid JSON *body* is nested too deeply for a reader."""
+    if body.count(b"[") + body.count(b"{") <= _DEEPEST:
+        return
+    brackets = _STRINGS.sub(b"", body).translate(_AS_LISTS, _NO_BRACKETS)
+    for _ in range(_DEEPEST):
+        brackets = brackets.replace(b"[]", b"")  # removes the innermost level
+    if brackets:
         raise RequestRefused(400, f"A record is nested more than {_DEEPEST} levels deep.")
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_depth(inner, levels - 1)
+
+
+def _check_identity(record: TransitionRecord) -> None:
+    """Raise RequestRefused if the values with several copies in the database are long."""
+    event = record.event and msgspec.structs.replace(record.event, resources=(), description=None, extra={})
+    vm = msgspec.structs.replace(record.vm, tags={})
+    if len(msgspec.json.encode((event, vm))) > _LONGEST_IDENTITY:
+        raise RequestRefused(400, f"The names and IDs of a record have more than {_LONGEST_IDENTITY} bytes.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import itertools
 import logging
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 _ROUND_SECONDS = 5.0
 _TRIM_ROUNDS = 12
 _HOUR_ROUNDS = 720
+_malloc_trim = None
+if sys.platform != "win32":
+    with contextlib.suppress(OSError, AttributeError):
+        _malloc_trim = ctypes.CDLL(None).malloc_trim
 
 
 class Maintenance:
@@ -104,6 +109,5 @@ def return_free_memory() -> None:
     their memory. Buffers of new TLS connections (256 KB each) fill them, and the heap grows each time that the fleet
     reconnects.
     """
-    trim = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if _malloc_trim is not None:
+        _malloc_trim(0)

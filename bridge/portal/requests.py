@@ -44,9 +44,10 @@ _Body = TypeVar("_Body")
 class RequestRefused(BridgeError):
     """The request is refused with *status* and the message as JSON."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
 
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:

@@ -46,7 +46,7 @@ _optional = partial(_columns, nullable=True)
 records = _table(
     "records",
     *_key(Text, "record_id"),
-    *_required(BigInteger, "sequence"),
+    *_required(BigInteger, "sequence", "stored_bytes"),
     *_optional(Text, "event_key"),
     *_required(Text, "vm_key", "transition", "observed_at", "received_at", "body"),
     Index(None, "event_key", "observed_at"),
@@ -79,6 +79,7 @@ event_vms = _table(
     "event_vms",
     *_key(Text, "event_key", "vm_key"),
     *_required(Boolean, "is_open", "is_member"),
+    *_required(BigInteger, "stored_bytes"),
     *_required(Text, "variant", "received_at", "body"),
     Index(None, "vm_key", "is_open"),
     Index(None, "received_at"),

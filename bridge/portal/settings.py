@@ -280,16 +280,17 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     record_bytes: Annotated[int, Meta(ge=16_384, le=1_048_576)] = 262_144
     """The maximum size of a record. The portal responds to a larger record with 413."""
-    records_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 120
+    records_per_minute: Annotated[int, Meta(ge=60, le=100_000)] = 120
     """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After. A
-    record counts once more for every 16 KiB."""
+    record counts once more for every 16 KiB, and a refused request counts like a record."""
     open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
-    """The maximum number of open events. For further events, the portal keeps only the state. The stored records of a
-    VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the VM's oldest records."""
+    """The maximum number of open events. For further events, the portal keeps only the state. The records and events
+    of a VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the VM's oldest records and
+    ended events."""
 
     @property
     def vm_bytes(self) -> int:
-        """Return the maximum size of the stored records of one VM."""
+        """Return the maximum size of the stored data of one VM."""
         return self.open_events * self.record_bytes
 
 

@@ -72,9 +72,13 @@ class AttestedFleet:
         self._turn += 1
         return self.portals[self._turn % self._number]
 
+    def token_of(self, vm: int) -> str:
+        """Return a new token of *vm*."""
+        return self._tokens.new(vm_id_of(vm))
+
     def send(self, vm: int, *records: TransitionRecord, token: str | None = None) -> requests.Response:
         """POST *records* with the token of *vm*."""
-        own = token or self._tokens.new(vm_id_of(vm))
+        own = token or self.token_of(vm)
         return self.portal().post(batch(records), content_type=BATCH, token=own)
 
     def report(self, vm: int, *records: TransitionRecord, token: str | None = None) -> None:
@@ -86,7 +90,7 @@ class AttestedFleet:
         self, vm: int, *, index: int = 0, wait: float = 1, token: str | None = None, **reported: Any
     ) -> dict[str, Any]:
         """Request decisions at each portal, as the agent of *vm*. Return the decisions of all portals."""
-        token = token or self._tokens.new(vm_id_of(vm))
+        token = token or self.token_of(vm)
         decisions: dict[str, None] = {}
         for portal in self.portals:
             found = poll(portal.url, vm, index=index, wait=wait, token=token, **{**_ABLE, **reported})

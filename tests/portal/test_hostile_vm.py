@@ -3,12 +3,14 @@
 The hostile VM is the VM with the number 66. vm_0 and vm_1 are honest VMs of the team payments.
 """
 
+import socket
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
-from portal_kit import AGENT_TOKEN
+from portal_kit import AGENT_TOKEN, BATCH, batch
 from waiting import until
 
 from bridge.clock import format_time
@@ -81,6 +83,30 @@ def test_large_record_counts_as_several(fleet_of):
         statuses = [fleet.send(HOSTILE, each).status_code for each in large]
         assert {204, 429} == set(statuses)
         assert statuses.count(204) <= 10 * len(fleet.portals)
+
+
+def test_refused_requests_use_the_limit_of_the_vm(fleet_of):
+    with fleet_of().running() as fleet:
+        malformed, foreign = b"[" * 1_000_000, batch([fleet_record(0)])
+        for portal in fleet.portals:
+            post = partial(portal.post, content_type=BATCH)
+            token = fleet.token_of(HOSTILE)
+            assert [post(malformed, token=token).status_code for _ in range(4)] == [400, 400, 429, 429]
+            token = fleet.token_of(1)
+            statuses = [post(foreign, token=token).status_code for _ in range(125)]
+            assert {403, 429} == set(statuses)
+            assert statuses.count(403) <= 121
+
+
+def test_vm_beyond_its_limit_is_refused_before_the_portal_reads_the_body(fleet_of):
+    with fleet_of().running() as fleet:
+        for portal in fleet.portals:
+            while portal.post(b"[" * 500_000, content_type=BATCH, token=fleet.token_of(HOSTILE)).status_code != 429:
+                pass
+            head = f"Authorization: Bearer {fleet.token_of(HOSTILE)}\r\nContent-Length: 1000000\r\n\r\n"
+            with socket.create_connection(portal.portal.address, timeout=30) as connection:
+                connection.sendall(f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n{head}".encode())
+                assert connection.recv(100).startswith(b"HTTP/1.1 429 ")
 
 
 def test_report_of_an_outsider_changes_nothing_and_blocks_no_hold(fleet):

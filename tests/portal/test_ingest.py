@@ -99,6 +99,10 @@ def _envelope(record=None, **changes):
     return json.dumps(value).encode()
 
 
+def _nested(levels, record=None):
+    return _envelope(record, data__previous={"]": "X"}).replace(b'"X"', b"[" * (levels - 2) + b"]" * (levels - 2))
+
+
 _DEEP = "[" * 100_000 + "]" * 100_000
 _WRONG = {
     "no JSON": b"{",
@@ -128,14 +132,17 @@ _WRONG = {
     "too many hashes": _envelope(data__approval={"source": "cli", "result": "x", "jws_sha256": ["a"] * 1_001}),
     "a NUL in a name": _envelope(data__stream_id="a\0b"),
     "a name that is too long": _envelope(data__stream_id="x" * 257),
+    "names and IDs that are too long": _envelope(data__vm__location="x" * 4_096),
     "a vmId that cannot be printed": _envelope(data__vm__vm_id="\u202e"),
     "a lone surrogate": _envelope().replace(b'"Freeze"', b'"\\ud800"'),
     "nested too deeply": _envelope(data__event__extra="X").replace(b'"X"', f'{{"a": {_DEEP}}}'.encode()),
-    "nested a hundred deep": _envelope(data__event__extra="X").replace(
-        b'"X"', f'{{"a": {"[" * 100 + "]" * 100}}}'.encode()
-    ),
+    "65 levels deep": _nested(65),
     "NaN": _envelope().replace(b'"duration_seconds": 5', b'"duration_seconds": NaN'),
 }
+
+
+def test_record_of_64_levels_is_stored(portal):
+    assert portal.post(_nested(64, fleet_record(0, event_id="64 levels"))).status_code == 204
 
 
 def test_notbefore_with_an_offset_is_shown_in_utc(portal):

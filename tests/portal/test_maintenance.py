@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from portal_kit import RunningPortal
+from waiting import until
+
+from bridge.portal import maintenance
 
 SCRIPT = """
 from pathlib import Path
@@ -29,3 +33,10 @@ def test_memory_of_holes_in_the_heap_returns_to_the_system():
     with_holes, afterwards = map(int, done.stdout.split())
     assert with_holes > 10_000
     assert afterwards < 0.3 * with_holes
+
+
+def test_portal_returns_free_memory(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(maintenance, "return_free_memory", lambda: calls.append(1))
+    with RunningPortal(tmp_path):
+        until(lambda: calls)

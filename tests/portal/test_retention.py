@@ -2,8 +2,9 @@
 
 from datetime import timedelta
 
+import pytest
 from fleet_records import NOW, fleet_record, stream_id_of, vm_id_of
-from fold_kit import ARRIVAL, add, all_events
+from fold_kit import ARRIVAL, add, all_events, received
 from msgspec.structs import replace
 from portal_databases import audit_fault
 from sqlalchemy import func, select
@@ -12,7 +13,7 @@ from bridge.clock import format_time
 from bridge.events.record import Transition
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.schema import decisions, event_vms, records, verdicts, vms
+from bridge.portal.schema import decisions, event_vms, metadata, records, verdicts, vms
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, insert_decisions
@@ -111,3 +112,34 @@ def test_heartbeats_do_not_use_the_storage_of_a_vm(store):
     [after] = store.read(read_vms, [vm_id_of(0)]).values()
     assert (before.open_events, after.open_events) == (1, 1)
     assert after.stored_bytes == before.stored_bytes
+
+
+def bytes_of_texts(store):
+    """Return the size of all texts in the database."""
+    found = 0
+    for table in metadata.sorted_tables:
+        for row in store.read(lambda connection, table=table: connection.execute(select(table)).all()):
+            found += sum(len(value.encode()) for value in row if isinstance(value, str))
+    return found
+
+
+LARGE = {
+    "names": {"resources": tuple(f"\N{GRINNING FACE}{number}" for number in range(1_500))},
+    "a description": {"description": "\N{GRINNING FACE}" * 3_500},
+    "labels": {"labels": {f"{number}": "\N{GRINNING FACE}" * 60 for number in range(64)}},
+}
+
+
+@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
+def test_data_of_one_vm_stays_below_its_limit_in_bytes(store, large):
+    limits = LimitSettings(record_bytes=16_384, open_events=20)
+    add(store, fleet_record(0, event_id="first", sequence=0, **large))
+    before, most = bytes_of_texts(store), 0
+    for number in range(100):
+        for sequence, transition in ((1, Transition.SCHEDULED), (2, Transition.COMPLETED)):
+            fields = {"sequence": 2 * number + sequence, "transition": transition, **large}
+            store.write(add_records, received([fleet_record(0, event_id=f"E-{number}", **fields)]), ARRIVAL, limits)
+        if number % 5 == 0:
+            most = max(most, bytes_of_texts(store) - before)
+            store.write(trim_vms, most_bytes=limits.vm_bytes)
+    assert limits.vm_bytes / 4 < most < limits.vm_bytes

@@ -239,6 +239,7 @@ def _view_row(view: View) -> dict[str, Any]:
         "variant": view.variant,
         "is_open": view.current.is_open,
         "is_member": view.is_member,
+        "stored_bytes": view.stored_bytes,
         "received_at": view.observed_at,
         "body": msgspec.json.encode(view).decode(),
     }

@@ -39,10 +39,13 @@ from bridge.text import one_line, without_nul
 INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-#: The estimated size of the database rows for a record, without its text.
-ROW_BYTES = 1_024
+#: The estimated size of the database rows for a record or an event, without its text.
+_ROW_BYTES = 2_048
+#: The estimated number of copies of an event's description and groups in the database.
+_COPIES = 4
 _THIN = "-thin"
 _MOST_GROUPS = 64
+_LONGEST_GROUP = 256
 
 #: The keys of the event and of the VM.
 _ViewKey: TypeAlias = tuple[str, str]
@@ -54,6 +57,11 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
 
     record: TransitionRecord
     body: str
+
+    @property
+    def size(self) -> int:
+        """Return the size of the text in bytes."""
+        return len(self.body.encode())
 
 
 def add_records(
@@ -137,8 +145,9 @@ def _stored(
         vm = known[vm_key(each.record)]
         if each.record.transition is Transition.HEARTBEAT or vm.stored_bytes >= limits.vm_bytes:
             continue
-        vm.stored_bytes += len(each.body) + ROW_BYTES
-        rows.append(_row(each, received_at))
+        row = _row(each, received_at)
+        vm.stored_bytes += row["stored_bytes"]
+        rows.append(row)
     insert_missing(connection, records, rows)
     return [each.record for each in new]
 
@@ -149,6 +158,7 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
         "record_id": record.id,
         "vm_key": vm_key(record),
         "sequence": record.sequence,
+        "stored_bytes": each.size + _ROW_BYTES,
         "event_key": None if record.event is None else event_key(record.event, record.vm),
         "transition": record.transition.value,
         "observed_at": record.observed_at,
@@ -170,11 +180,12 @@ def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
         taken = {row.name: row.vm_key for row in rows}
     claims = []
     for key, vm in known.items():
-        groups = [] if has_inventory else group_names(vm.vm.resource_group, vm.labels)[:_MOST_GROUPS]
+        groups = [] if has_inventory else group_names(vm.vm.resource_group, vm.labels)
         if key in listed:
             vm.name = listed[key].name
             groups = [each for each in listed[key].groups.split("\n") if each]
-        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm)) if "\n" not in each)
+        usable = (each for each in (*places_of(vm), *groups) if "\n" not in each and len(each) <= _LONGEST_GROUP)
+        vm.groups = tuple(without_nul(each) for each in usable)[:_MOST_GROUPS]
         if vm.name is not None and vm.name_key is None:
             vm.name_key = without_nul("/".join((*place_of(vm.vm), normal_name(vm.name))))
             claims.append((vm.name_key, key))
@@ -207,9 +218,7 @@ def _changes(
     after = dict(before)
     contents: dict[_ViewKey, ScheduledEvent] = {}
     for key, record, event in sorted(reports, key=itemgetter(0)):  # by event, so that `version_of` finds its cache
-        vm = known[key[1]]
-        at = min(record.observed_at, vm.heard_at)  # replaces a time in the future
-        after[key] = view_after(after.get(key), record, event, vm.position_of(record), at)
+        after[key] = view_after(after.get(key), record, event, known[key[1]])
         # The view can show a different record: a newer record, or an earlier record with the same ID.
         if after[key].variant == version_of(event).variant:
             contents[key] = event
@@ -217,35 +226,38 @@ def _changes(
     for key, view in sorted(after.items()):
         vm, old, content = known[key[1]], before.get(key), contents.get(key)
         was_open = old is not None and old.current.is_open
-        is_over_limit = vm.open_events - was_open >= limits.open_events
-        if old is None and is_over_limit and vm.stored_bytes >= limits.vm_bytes:
+        is_full = vm.stored_bytes >= limits.vm_bytes
+        has_many_open = vm.open_events - was_open >= limits.open_events
+        if old is None and is_full and has_many_open:
             is_known = select(events.c.event_key).where(events.c.event_key == key[0])
             if connection.execute(is_known).first() is None:  # only this VM reports the event
                 continue
-        new = _with_name(connection, view, content, vm)
+        new = _with_name(connection, view, vm)
         is_listed_as_ended = vm.listed_at > view.position and view.event_id not in vm.active_event_ids
         new = msgspec.structs.replace(new, is_listed_as_ended=is_listed_as_ended)
-        if content is not None and is_over_limit:  # store the state without the details
+        if content is not None and (is_full or has_many_open):  # store the state without the details
             new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
             content = ScheduledEvent(
                 event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
             )
+        if content is not None:
+            size = _ROW_BYTES + _COPIES * len(msgspec.json.encode((content, vm.groups)))
+            new = msgspec.structs.replace(new, stored_bytes=size)
         if new != old:
             vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)
-            if old is None or old.variant != new.variant:
-                vm.stored_bytes += ROW_BYTES
+            vm.stored_bytes += new.stored_bytes - (0 if old is None else old.stored_bytes)
             changes.append(Change(old=old, new=new, groups=vm.groups, event=content))
     return changes
 
 
-def _with_name(connection: Connection, view: View, event: ScheduledEvent | None, vm: VmState) -> View:
-    """Return *view* with the name that the VM owns."""
+def _with_name(connection: Connection, view: View, vm: VmState) -> View:
+    """Return *view* with the name that the VM owns now."""
     name = vm.owned_name
-    if event is None and name != view.owned_name:
-        of_view = (event_variants.c.event_key == view.event_key) & (event_variants.c.variant == view.variant)
-        body = connection.execute(select(event_variants.c.body).where(of_view)).scalar()
-        event = None if body is None else event_of_variant(body)
-    is_named = view.is_named if event is None else name is not None and name in version_of(event).names
+    if name == view.owned_name:
+        return view
+    of_view = (event_variants.c.event_key == view.event_key) & (event_variants.c.variant == view.variant)
+    body = connection.execute(select(event_variants.c.body).where(of_view)).scalar()
+    is_named = view.is_named if body is None else name in version_of(event_of_variant(body)).names
     return msgspec.structs.replace(view, owned_name=name, is_named=is_named)
 
 

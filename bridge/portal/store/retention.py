@@ -7,7 +7,6 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, s
 from bridge.clock import parse_time
 from bridge.portal.schema import decisions, event_vms, events, names, records, verdicts, vms
 from bridge.portal.store.fold import apply_changes
-from bridge.portal.store.ingest import ROW_BYTES
 
 #: A transaction that deletes more rows would block the records of agents for too long.
 _ROWS = 500
@@ -48,18 +47,18 @@ def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -
 def trim_vms(connection: Connection, *, most_bytes: int) -> None:
     """Delete old records and ended events of each VM whose data takes *most_bytes* or more."""
     over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
-    size = func.length(records.c.body) + ROW_BYTES
-    newest = func.sum(size).over(order_by=(records.c.received_at.desc(), records.c.record_id))
+    newest = func.sum(records.c.stored_bytes).over(order_by=(records.c.received_at.desc(), records.c.record_id))
     for key in list(connection.execute(over.with_for_update()).scalars()):
-        is_own = records.c.vm_key == key
-        summed = select(records.c.record_id, newest.label("bytes")).where(is_own).subquery()
+        of_records, of_events = (
+            select(func.coalesce(func.sum(table.c.stored_bytes), 0)).where(table.c.vm_key == key).scalar_subquery()
+            for table in (records, event_vms)
+        )
+        summed = select(records.c.record_id, newest.label("bytes")).where(records.c.vm_key == key).subquery()
         old = select(summed.c.record_id).where(summed.c.bytes > most_bytes // 2)
         connection.execute(delete(records).where(records.c.record_id.in_(old)))
-        count = select(func.count()).where(event_vms.c.vm_key == key).scalar_subquery()
-        if connection.execute(select(count)).scalar_one() * ROW_BYTES > most_bytes // 2:
+        if connection.execute(select(of_events)).scalar_one() > most_bytes // 2:
             _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
-        stored = select(func.coalesce(func.sum(size), 0) + count * ROW_BYTES).where(is_own).scalar_subquery()
-        connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=stored))
+        connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=of_records + of_events))
 
 
 def _delete_views(connection: Connection, where: ColumnElement[bool]) -> int:
