@@ -148,12 +148,11 @@ def test_click_right_after_a_change_is_ignored_with_a_message(event_page, office
     _say(ann.event(), "“now”")
 
 
-def test_button_pressed_during_an_update_is_submitted(event_page):
-    ann, bob = (event_page(name) for name in ("ann", "bob"))
+def test_button_pressed_during_an_update_is_submitted(event_page, office):
+    ann, bob = event_page("ann"), office.browser("bob")  # a second window while a button is down can block Chromium
     ann.event().locator("button.approve").hover()
     ann.page.mouse.down()
-    bob.press(bob.event(), "hold", reason="no")
-    _say(bob.event(), "Held by bob")
+    assert bob.submit(f"/events/{A}", "hold", reason="no").status_code == 303
     ann.page.wait_for_timeout(2_500)
     assert not ann.event().get_by_text("Held by bob").is_visible()
     ann.page.mouse.up()
