@@ -28,6 +28,9 @@ from bridge.text import without_nul
 _LONGEST_EVENT_ID = 256
 _KEY_CHARACTERS = 32
 _SHOWN_NAMES = 2
+_MOST_SUMMARY_CHARACTERS = 1_000
+THIN = "-thin"
+"""The end of the variant of an event without details. The VM that reports it has reached a limit."""
 
 _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2, Evidence.OBSERVED: 3}
 
@@ -226,7 +229,7 @@ class EventSummary(EventStatus, kw_only=True):
         def rank(each: Category) -> tuple[object, ...]:
             of_digest = named[each.digest], reported[each.digest], each.digest == followed, each.digest == self.digest
             of_variant = named[each.variant], reported[each.variant], each.variant == self.variant
-            return *of_digest, each.digest, *of_variant, each.variant
+            return *of_digest, each.digest, not each.variant.endswith(THIN), *of_variant, each.variant
 
         return max((category for category, _ in self.categories), key=rank)
 
@@ -348,7 +351,7 @@ def view_after(known: View | None, record: TransitionRecord, event: ScheduledEve
         owned_name=name,
         is_named=name in version.names,
         affects_this_vm=record.affects_this_vm,
-        measured=None if record.impact is None else record.impact.summary,
+        measured=None if record.impact is None else record.impact.summary[:_MOST_SUMMARY_CHARACTERS],
     )
     if known is None:
         return new

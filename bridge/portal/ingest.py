@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Annotated
@@ -25,16 +25,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bridge.clock import Clock, format_time
-from bridge.events.event import ScheduledEvent, VmIdentity
+from bridge.events.event import VmIdentity
 from bridge.events.record import Approval, Impact, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.portal.authentication import Authenticator
-from bridge.portal.requests import RequestRefused, body_of
+from bridge.portal.requests import RequestRefused, body_of, size_of
 from bridge.portal.settings import LimitSettings
 from bridge.portal.site import Site
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.vm_state import vm_key
+from bridge.portal.vm_state import PlainEvent, PlainRecord, vm_key
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _MOST_WAITING_RECORDS = 5_000
 #: A record counts once more for each part of this size, because a large record delays the records of other VMs.
 _LARGE_BYTES = 16 * 1024
+#: A record also counts once more for each part of this number of changed events. A new label changes all open events.
+_MANY_EVENTS = 10
 
 
 class Ingest:
@@ -66,10 +68,6 @@ class Ingest:
     async def post(self, request: Request) -> Response:
         """Answer one request."""
         received = await self._received(request)
-        costs = Counter[str]()
-        for each in received:
-            costs[vm_key(each.record)] += 1 + each.size // _LARGE_BYTES
-        self._take(costs, len(received))
         began = time.perf_counter()
         await self._write(received)
         self._metrics.records.inc(len(received))
@@ -83,32 +81,34 @@ class Ingest:
             self._authenticator.check_signature(headers, body)
         else:
             own_vm = self._authenticator.own_vm(headers)
-            if own_vm is not None:  # a VM beyond its limit must not cause work
-                self._take({own_vm: 0}, 1)
+            if own_vm is not None:  # before the portal reads the body, because it costs memory and time
+                self._take({own_vm: 1 + size_of(request) // _LARGE_BYTES})
             body = await body_of(request)
-        try:
-            received = self._parsed(headers, body, own_vm)
-            for each in received:
-                self._authenticator.check_vm(own_vm, vm_key(each.record))
-        except RequestRefused:
-            if own_vm is not None:
-                self.vm_limits.take({own_vm: 1 + len(body) // _LARGE_BYTES})
-            raise
+        received = self._parsed(headers, body, own_vm)
+        counts = Counter[str]()
+        for each in received:
+            self._authenticator.check_vm(own_vm, vm_key(each.record))
+            counts[vm_key(each.record)] += 1 + each.size // _LARGE_BYTES
+        if own_vm is None:
+            self._take(counts)
+        else:
+            self.vm_limits.count({own_vm: len(received) - 1})
         return received
 
-    def _take(self, counts: Mapping[str, int], records: int) -> None:
-        """Count the records of each VM. Raise RequestRefused if a VM sends too many."""
-        wait_seconds = self.vm_limits.take(counts)
+    def _take(self, counts: Mapping[str, int]) -> None:
+        """Count the records of each VM. Raise RequestRefused if a VM has sent too many."""
+        wait_seconds = self.vm_limits.seconds_to_wait(counts)
         if wait_seconds:
-            self._metrics.records_refused.labels("rate").inc(records)
+            self._metrics.records_refused.labels("rate").inc(len(counts))
             raise RequestRefused(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
+        self.vm_limits.count(counts)
 
     def _parsed(self, headers: Mapping[str, str], body: bytes, own_vm: str | None) -> list[ReceivedRecord]:
         try:
             return received_records(headers, body, most_bytes=self._limits.record_bytes)
         except RequestRefused as refused:
             reason = "malformed" if refused.status == HTTPStatus.BAD_REQUEST else "too_large"
-            self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}")
+            self._log.problem(reason, logging.WARNING, f"Records were refused: {refused}", kind=reason)
             self.vm_limits.note_refusal(own_vm or "", reason)
             self._metrics.records_refused.labels(reason).inc()
             raise
@@ -140,7 +140,8 @@ class Ingest:
 
     async def _store_records(self, records: list[ReceivedRecord]) -> Exception | None:
         try:
-            await self._store.write(add_records, records, format_time(self._clock.now()), self._limits)
+            changed = await self._store.write(add_records, records, format_time(self._clock.now()), self._limits)
+            self.vm_limits.count({key: number // _MANY_EVENTS for key, number in changed.items()})
         except Exception as error:  # noqa: BLE001  # the waiting request raises it
             return error
         return None
@@ -159,24 +160,23 @@ class VmLimits:
         self._free_at: OrderedDict[str, float] = OrderedDict()
         self._refused: Counter[tuple[str, str]] = Counter()
 
-    def take(self, counts: Mapping[str, int]) -> float:
-        """Count the records in *counts* by VM.
-
-        Return the seconds to wait if a VM has sent too many, or 0.
-        """
+    def seconds_to_wait(self, vm_keys: Iterable[str]) -> float:
+        """Return the seconds until all of *vm_keys* can send again, or 0."""
         now = self._clock.monotonic()
-        waits = {key: self._free_at.get(key, 0.0) - now - _MINUTE_SECONDS + self._each_seconds for key in counts}
-        over = {key: wait for key, wait in waits.items() if wait > 0}
-        for key in over:
-            self.note_refusal(key, "rate")
-        if over:
-            return max(over.values())
+        waits = {key: self._free_at.get(key, 0.0) - now - _MINUTE_SECONDS + self._each_seconds for key in vm_keys}
+        for key, wait in waits.items():
+            if wait > 0:
+                self.note_refusal(key, "rate")
+        return max([0.0, *waits.values()])
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Count the records in *counts* by VM."""
+        now = self._clock.monotonic()
         for key, number in counts.items():
             self._free_at[key] = max(now, self._free_at.get(key, now)) + number * self._each_seconds
             self._free_at.move_to_end(key)
         while len(self._free_at) > _MOST_VMS:
             self._free_at.popitem(last=False)
-        return 0.0
 
     def note_refusal(self, vm_key: str, reason: str) -> None:
         """Count a refused request of *vm_key*, for the audit."""
@@ -191,7 +191,7 @@ class VmLimits:
 
 _STRUCTURED, _BATCH, _JSON = "application/cloudevents+json", "application/cloudevents-batch+json", "application/json"
 _DEEPEST = 64
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(rb'"[^"]*"')
 _AS_LISTS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 #: The size of all IDs, names, and other short values of an event and its VM. In records of Azure, it is about 1 KB.
@@ -216,9 +216,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     data: msgspec.Raw
 
 
-# `Raw` skips a value without creating an object for each of its parts. Only the stored text needs these values.
-class _Event(ScheduledEvent, frozen=True, kw_only=True, dict=True):
-    extra: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+class _Event(PlainEvent, frozen=True, kw_only=True, dict=True):
     not_before: _Time | None = None
     duration_seconds: Annotated[int, Meta(ge=-1, le=_LONGEST_SECONDS)] | None = None
 
@@ -239,12 +237,11 @@ class _Impact(Impact, frozen=True, kw_only=True):
     downtime_uncertainty_seconds: _Seconds | None = None
 
 
-class _Record(TransitionRecord, frozen=True, kw_only=True):
+class _Record(PlainRecord, frozen=True, kw_only=True):
     """A record whose values fit into the database."""
 
     id: _Id
     stream_id: _Name
-    previous: msgspec.Raw  # type: ignore[assignment]
     sequence: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     event: _Event | None
     vm: _Vm
@@ -291,6 +288,9 @@ def _record_of(envelope: _Envelope) -> ReceivedRecord:
     if record.id != envelope.id:
         raise RequestRefused(400, "The id of the CloudEvent differs from the id of the record.")
     _check_depth(body)
+    for raw, kinds in ((record.previous, b"{n"), (b"{" if record.event is None else record.event.extra, b"{")):
+        if bytes(raw)[:1] not in kinds:
+            raise RequestRefused(400, "previous and extra must be objects.")
     _check_identity(record)
     observed_at, event = format_time(msgspec.convert(record.observed_at, _Time)), record.event
     if event is not None:
@@ -306,7 +306,8 @@ def _check_depth(body: bytes) -> None:
     """Raise RequestRefused if the valid JSON *body* is nested too deeply for a reader."""
     if body.count(b"[") + body.count(b"{") <= _DEEPEST:
         return
-    brackets = _STRINGS.sub(b"", body).translate(_AS_LISTS, _NO_BRACKETS)
+    without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = _STRINGS.sub(b"", without_escapes).translate(_AS_LISTS, _NO_BRACKETS)
     for _ in range(_DEEPEST):
         brackets = brackets.replace(b"[]", b"")  # removes the innermost level
     if brackets:

@@ -21,7 +21,7 @@ from bridge.portal.settings import PortalSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable, note_alive
 from bridge.portal.store.notifications import delete_notifications
-from bridge.portal.store.retention import delete_old, trim_vms
+from bridge.portal.store.retention import delete_old, trim_next_vm
 from bridge.portal.store.vms import store_inventory
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Maintenance:
                 await self._store.write(note_alive, format_time(now))
                 await self._load_inventory()
                 if number % _TRIM_ROUNDS == 0:
-                    await self._store.write(trim_vms, most_bytes=self._settings.limits.vm_bytes)
+                    await self._trim_vms()
                 if number % _HOUR_ROUNDS == 0:
                     await self._delete_old(now)
                     await self._audit_refusals(now)
@@ -85,6 +85,11 @@ class Maintenance:
         await self._store.write(store_inventory, entries)
         self._inventory_read = version
         self._log.recovered("inventory", "The inventory is valid again.")
+
+    async def _trim_vms(self) -> None:
+        key: str | None = ""
+        while key is not None:
+            key = await self._store.write(trim_next_vm, after=key, most_bytes=self._settings.limits.vm_bytes)
 
     async def _delete_old(self, now: datetime) -> None:
         before = format_time(now - timedelta(days=self._settings.database.retention_days))

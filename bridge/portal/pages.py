@@ -26,13 +26,14 @@ from bridge.portal.login import redirect
 from bridge.portal.requests import DIGEST, KEY, Form, RequestRefused, cursor_of, key_of, one, whole_number
 from bridge.portal.sentences import differences
 from bridge.portal.site import Site
-from bridge.portal.store.event_details import event_details_of, event_with_digest, record_of
+from bridge.portal.store.event_details import event_details_of, event_with_digest
 from bridge.portal.store.events import records_of
 from bridge.portal.store.verdicts import UNKNOWN_EVENT, AcceptedVerdict, VerdictRefused
 from bridge.portal.store.vms import vm_names
 from bridge.portal.users import AccessDenied, Person
 from bridge.portal.verdicts import MOST_APPROVED, Choice
 from bridge.portal.views import EventView, history, shown_vms
+from bridge.portal.vm_state import record_of
 
 _MOST_CHOSEN = 100
 _MOST_HELD = 1_000

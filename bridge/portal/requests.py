@@ -50,6 +50,12 @@ class RequestRefused(BridgeError):
         self.retry_after_seconds = retry_after_seconds
 
 
+def size_of(request: Request) -> int:
+    """Return the size of the body in bytes, or the limit if the size is unknown or larger."""
+    length = request.headers.get("content-length", "")  # the server accepts only digits
+    return min(int(length[: len(str(MAX_BODY_BYTES)) + 1] or MAX_BODY_BYTES), MAX_BODY_BYTES)
+
+
 async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body. Raise RequestRefused if the body has more than *most_bytes*."""
     parts, too_large = bytearray(), RequestRefused(413, f"The body is larger than {most_bytes} bytes.")

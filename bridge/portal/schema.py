@@ -42,13 +42,13 @@ _key = partial(_columns, primary_key=True, autoincrement=False)
 _required = partial(_columns, nullable=False)
 _optional = partial(_columns, nullable=True)
 
-#: The original text of every received record. The rows never change.
+#: The original text of received records, without heartbeats. The rows never change.
 records = _table(
     "records",
-    *_key(Text, "record_id"),
+    *_key(Text, "record_id", "vm_key"),
     *_required(BigInteger, "sequence", "stored_bytes"),
     *_optional(Text, "event_key"),
-    *_required(Text, "vm_key", "transition", "observed_at", "received_at", "body"),
+    *_required(Text, "transition", "observed_at", "received_at", "body"),
     Index(None, "event_key", "observed_at"),
     Index(None, "vm_key", "received_at"),
     Index(None, "received_at"),
@@ -141,6 +141,7 @@ decisions = _table(
     *_optional(Text, "event_key"),
     Column("verdict_id", Text, ForeignKey("verdicts.verdict_id")),
     Column("issued_at_seconds", Float, nullable=False, server_default="0"),
+    Column("outcomes", Text, nullable=False, server_default=""),
     UniqueConstraint("jws_sha256"),
     Index(None, "vm_key", "decision_index"),
     Index(None, "event_key", "issued_at_seconds"),

@@ -278,15 +278,16 @@ class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[limits]``: the limits of one VM, so that no VM can fill the page or the database."""
 
-    record_bytes: Annotated[int, Meta(ge=16_384, le=1_048_576)] = 262_144
+    record_bytes: Annotated[int, Meta(ge=65_536, le=1_048_576)] = 262_144
     """The maximum size of a record. The portal responds to a larger record with 413."""
     records_per_minute: Annotated[int, Meta(ge=60, le=100_000)] = 120
     """The maximum number of records per minute. The portal responds to further records with 429 and Retry-After. A
-    record counts once more for every 16 KiB, and a refused request counts like a record."""
-    open_events: Annotated[int, Meta(ge=1, le=100_000)] = 200
+    record counts once more for every 16 KiB, and for every 10 events that it changes. A refused request counts
+    like a record."""
+    open_events: Annotated[int, Meta(ge=20, le=100_000)] = 200
     """The maximum number of open events. For further events, the portal keeps only the state. The records and events
-    of a VM use at most `open_events` x `record_bytes`. Beyond this size, the portal deletes the VM's oldest records and
-    ended events."""
+    of a VM use at most `open_events` x `record_bytes`. Beyond this size, the portal stores only the state of events,
+    and deletes the VM's oldest records and ended events within a minute."""
 
     @property
     def vm_bytes(self) -> int:

@@ -9,13 +9,14 @@ from datetime import timedelta
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import VmIdentity, normal_name
+from bridge.events.event import ScheduledEvent, VmIdentity, normal_name
 from bridge.events.record import Transition, TransitionRecord
 
 #: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
 _TIME_SHIFT, _VERSION_7 = 80, 7
 _CONFIRMED_SECONDS = 600.0
-#: An agent begins a stream at each start. The arrival time of a stream is needed only if the VM's clock was ahead.
+#: An agent begins a stream at each start. The arrival time of a stream is needed if the VM's clock was ahead, or if the
+#: ID of the stream contains no time.
 _MOST_STREAMS = 16
 #: The limits of the heartbeat interval. A delayed heartbeat must not end the confirmation.
 _SHORTEST_HEARTBEAT_SECONDS, _LONGEST_HEARTBEAT_SECONDS = 30.0, 3_600.0
@@ -23,6 +24,23 @@ _SHORTEST_HEARTBEAT_SECONDS, _LONGEST_HEARTBEAT_SECONDS = 30.0, 3_600.0
 #: The sort key for the records of one VM: the time and ID of the stream, the sequence, and the ID of the record.
 Position = tuple[int, str, int, str]
 _FIRST: Position = (-1, "", -1, "")
+
+
+# `Raw` skips a value without creating an object for each of its parts. Only the stored text needs these values.
+class PlainEvent(ScheduledEvent, frozen=True, kw_only=True, dict=True):
+    """An event without `extra`."""
+
+    extra: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+
+
+class PlainRecord(TransitionRecord, frozen=True, kw_only=True):
+    """A record without `previous`."""
+
+    previous: msgspec.Raw  # type: ignore[assignment]
+    event: PlainEvent | None
+
+
+record_of = msgspec.json.Decoder(PlainRecord).decode
 
 
 class VmState(msgspec.Struct, kw_only=True):
@@ -93,7 +111,7 @@ class VmState(msgspec.Struct, kw_only=True):
 
         A stream's UUIDv7 contains its creation time. If that is later than the arrival of its first record, the portal
         uses the arrival time. Otherwise, a stream from a VM whose clock was ahead would take precedence over newer
-        streams.
+        streams. It also uses the arrival time if the ID contains no time.
         """
         arrival = self.streams.get(record.stream_id, self.heard_at)
         milliseconds = int(parse_time(arrival).timestamp() * 1000)

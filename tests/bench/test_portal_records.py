@@ -175,5 +175,5 @@ def test_large_records_of_one_vm_use_little_memory_and_disk(tmp_path, env, figur
     )
     assert {status for status, *_ in answers} == {204}
     assert grown < 50
-    assert disk < 2 * 52.5
+    assert disk < 52.5
     assert slowest < 5

@@ -4,15 +4,18 @@ from datetime import timedelta
 
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
-from fold_kit import ARRIVAL, add, all_events, only_event
+from fold_kit import ARRIVAL, add, all_events, only_event, received
 from msgspec.structs import replace
 
 from bridge.approval.digest import digest
 from bridge.clock import format_time
 from bridge.events.record import Evidence, Transition
 from bridge.portal.fleet import State, event_key, key_of_event_id
+from bridge.portal.inventory import InventoryEntry
+from bridge.portal.settings import LimitSettings
 from bridge.portal.store.database import Store
-from bridge.portal.store.vms import bind_name
+from bridge.portal.store.ingest import add_records
+from bridge.portal.store.vms import bind_name, read_vms, store_inventory
 
 LATER = format_time(NOW + timedelta(days=1))
 
@@ -29,6 +32,26 @@ def test_summary_counts_the_members_in_each_state(store):
     event = only_event(store, fleet_record(0, transition=Transition.STARTED, seconds=1), fleet_record(1, seconds=5))
     assert (event.state, event.counts) == (State.SCHEDULED, {"scheduled": 1, "started": 1})
     assert event.too_late_because == "A hold might be too late, because vm_0 reports that the event started."
+
+
+def test_complete_report_takes_precedence_over_a_report_without_details(store):
+    limits = LimitSettings(open_events=20)
+    for number in range(21):
+        store.write(add_records, received([fleet_record(1, event_id=f"E-{number}")]), ARRIVAL, limits)
+    for vm in (1, 0):
+        store.write(add_records, received([fleet_record(vm)]), ARRIVAL, limits)
+    event = all_events(store)[key_of_event_id("A")]
+    assert (event.undecidable_because, event.event.resources) == (None, ("vm_0", "vm_1"))
+
+
+def test_name_in_the_inventory_belongs_to_its_vm(store):
+    add(store, fleet_record(3, event_id="earlier"))
+    store.write(store_inventory, [InventoryEntry(vm_key=vm_id_of(0), name="vm_0", groups=())])
+    for vm in (66, 0):
+        record = fleet_record(vm)
+        add(store, replace(record, vm=replace(record.vm, name="vm_0")))
+    found = store.read(read_vms, [vm_id_of(66), vm_id_of(0)])
+    assert {key: vm.is_conflict for key, vm in found.items()} == {vm_id_of(66): True, vm_id_of(0): False}
 
 
 def test_event_shows_the_version_that_most_members_report(store):

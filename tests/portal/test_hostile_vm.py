@@ -3,7 +3,11 @@
 The hostile VM is the VM with the number 66. vm_0 and vm_1 are honest VMs of the team payments.
 """
 
+import hashlib
+import json
 import socket
+import time
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 
@@ -92,21 +96,82 @@ def test_refused_requests_use_the_limit_of_the_vm(fleet_of):
             post = partial(portal.post, content_type=BATCH)
             token = fleet.token_of(HOSTILE)
             assert [post(malformed, token=token).status_code for _ in range(4)] == [400, 400, 429, 429]
+            fleet.clock.advance(120)
+            assert [post(b"x" * 2_000_000, token=token).status_code for _ in range(3)] == [413, 413, 429]
             token = fleet.token_of(1)
             statuses = [post(foreign, token=token).status_code for _ in range(125)]
             assert {403, 429} == set(statuses)
             assert statuses.count(403) <= 121
 
 
-def test_vm_beyond_its_limit_is_refused_before_the_portal_reads_the_body(fleet_of):
-    with fleet_of().running() as fleet:
+def test_third_large_request_at_once_is_refused_before_the_portal_reads_its_body(fleet_of):
+    with fleet_of().running() as fleet, ExitStack() as opened:
         for portal in fleet.portals:
-            while portal.post(b"[" * 500_000, content_type=BATCH, token=fleet.token_of(HOSTILE)).status_code != 429:
-                pass
             head = f"Authorization: Bearer {fleet.token_of(HOSTILE)}\r\nContent-Length: 1000000\r\n\r\n"
-            with socket.create_connection(portal.portal.address, timeout=30) as connection:
+            for _ in range(3):
+                connection = opened.enter_context(socket.create_connection(portal.portal.address, timeout=30))
                 connection.sendall(f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\n{head}".encode())
-                assert connection.recv(100).startswith(b"HTTP/1.1 429 ")
+                time.sleep(0.1)  # the portal reads the heads in this order
+            assert connection.recv(100).startswith(b"HTTP/1.1 429 ")
+
+
+def test_records_that_change_many_events_use_the_limit_of_the_vm(fleet_of):
+    with fleet_of(vm_limits={"records_per_minute": 1_000}).running() as fleet:
+        fleet.report(HOSTILE, *(hostile(event_id=f"E-{number}") for number in range(200)))
+        for start, portal in enumerate(fleet.portals):
+            token, accepted = fleet.token_of(HOSTILE), 0
+            for number in range(100 * start, 100 * start + 100):
+                beat = hostile(sequence=2 + number, transition=Transition.HEARTBEAT, labels={"n": str(number)})
+                accepted += portal.post(batch([beat]), content_type=BATCH, token=token).status_code == 204
+            assert accepted < 50
+
+
+def test_unusual_values_of_a_record_do_not_break_the_page(fleet):
+    fleet.report(0, fleet_record(0))
+    path = f"/events/{fleet.event('A')['key']}"
+    for unusual in ('{"a": 1e999}', f'{{"a": {"9" * 5_000}}}'):
+        body = json.loads(batch([hostile()]))
+        body[0]["data"]["event"]["extra"], body[0]["data"]["previous"] = "X", "X"
+        text = json.dumps(body).replace('"X"', unusual)
+        assert fleet.portal().post(text.encode(), content_type=BATCH, token=fleet.token_of(HOSTILE)).status_code == 204
+        assert "vm_66" in fleet.page("ann", path).text
+
+
+def test_vm_that_changes_its_name_confirms_no_name(fleet):
+    fleet.report(0, fleet_record(0))
+    fleet.report(HOSTILE, hostile(event_id="its own", resources=("vm_66",)))
+    fleet.report(HOSTILE, replace(hostile(sequence=2), vm=replace(hostile().vm, name="vm_1")))
+    event = fleet.event("A")
+    assert [vm["name"] for vm in event["vms"] if vm["is_member"]] == ["vm_0"]
+    assert event["unconfirmed"] == ["vm_1"]
+
+
+def test_vm_cannot_claim_the_record_of_another_vm(fleet):
+    honest = fleet_record(0)
+    fleet.report(HOSTILE, replace(hostile(), id=honest.id))
+    fleet.report(0, honest)
+    assert {each["vm"]["name"] for each in fleet.portal().get("/events/A").json()["records"]} == {"vm_0", "vm_66"}
+
+
+def test_repeated_outcomes_of_a_decision_add_one_audit_entry(fleet):
+    for vm in (0, 1):
+        fleet.report(vm, fleet_record(vm))
+        fleet.poll(vm)
+    assert fleet.decide("ann", "approve", "A").status_code == 303
+    [decision] = fleet.poll(0)["decisions"]
+    approval = Approval(
+        source="portal",
+        result="accepted",
+        approvers=("ann",),
+        jws_sha256=(hashlib.sha256(decision.encode()).hexdigest(),),
+    )
+    for vm in (HOSTILE, 0):
+        for sequence in range(2, 5):
+            outcome = fleet_record(vm, sequence=sequence, transition=Transition.APPROVED, seconds=2)
+            fleet.report(vm, replace(outcome, approval=approval))
+    entries = fleet.portal().get("/audit").json()["entries"]
+    found = [(each["actor"], each["details"]["vm"]) for each in entries if each["action"] == "outcome_approved"]
+    assert found == [("ann", "vm_0")]
 
 
 def test_report_of_an_outsider_changes_nothing_and_blocks_no_hold(fleet):

@@ -10,7 +10,6 @@ import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, BATCH, STRUCTURED, RunningPortal, batch, binary_headers, body_of
 
-from bridge.events.record import Transition
 from bridge.portal.requests import MAX_BODY_BYTES
 from sinks.cloudevent import cloud_event_bytes
 
@@ -137,12 +136,19 @@ _WRONG = {
     "a lone surrogate": _envelope().replace(b'"Freeze"', b'"\\ud800"'),
     "nested too deeply": _envelope(data__event__extra="X").replace(b'"X"', f'{{"a": {_DEEP}}}'.encode()),
     "65 levels deep": _nested(65),
+    "a previous that is a list": _envelope(data__previous=[]),
+    "an extra that is a number": _envelope(data__event__extra=5),
     "NaN": _envelope().replace(b'"duration_seconds": 5', b'"duration_seconds": NaN'),
 }
 
 
 def test_record_of_64_levels_is_stored(portal):
     assert portal.post(_nested(64, fleet_record(0, event_id="64 levels"))).status_code == 204
+
+
+def test_record_with_a_long_description_is_stored(portal):
+    record = fleet_record(0, event_id="long", description="x" * 10_000)
+    assert portal.post(cloud_event_bytes(record)).status_code == 204
 
 
 def test_notbefore_with_an_offset_is_shown_in_utc(portal):
@@ -209,11 +215,3 @@ def test_wrong_tokens_are_counted_and_logged_once(fresh, caplog):
     refusals = [line for line in caplog.messages if "refused" in line]
     assert len(refusals) == 1
     assert "wrong-" not in refusals[0]
-
-
-def test_outcome_of_an_approval_has_one_audit_entry(fresh):
-    outcome = fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=2)
-    fresh.send(fleet_record(0), outcome)
-    fresh.send(outcome)
-    entries = [each for each in fresh.get("/audit").json()["entries"] if each["action"] == "outcome_approved"]
-    assert [(each["actor"], each["details"]["record_id"]) for each in entries] == [("ops", outcome.id)]

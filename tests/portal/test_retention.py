@@ -10,7 +10,7 @@ from portal_databases import audit_fault
 from sqlalchemy import func, select
 
 from bridge.clock import format_time
-from bridge.events.record import Transition
+from bridge.events.record import Impact, Transition
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.schema import decisions, event_vms, metadata, records, verdicts, vms
@@ -18,12 +18,18 @@ from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, insert_decisions
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.retention import delete_old, trim_vms
+from bridge.portal.store.retention import delete_old, trim_next_vm
 from bridge.portal.store.vms import read_vms
 
 
 def rows(store, table):
     return store.read(lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def trim(store, limits):
+    key = ""
+    while key is not None:
+        key = store.write(trim_next_vm, after=key, most_bytes=limits.vm_bytes)
 
 
 def test_old_records_and_events_are_deleted_and_the_audit_still_verifies(store):
@@ -45,23 +51,11 @@ def test_decisions_and_verdicts_of_deleted_events_are_deleted(store):
     add(store, fleet_record(0, event_id="open"))
     old = format_time(NOW - timedelta(days=401))
     for event_id in ("gone", "open"):
-        key = key_of_event_id(event_id)
-        verdict = {
-            **dict.fromkeys(("choice", "digest", "person_key", "user_name", "reason", "lifts"), "x"),
-            "verdict_id": event_id,
-            "event_key": key,
-            "made_at": old,
-            "expires_at": old,
-        }
+        ids = {"verdict_id": event_id, "event_key": key_of_event_id(event_id)}
+        texts = dict.fromkeys(("choice", "digest", "person_key", "user_name", "reason", "lifts"), "x")
+        verdict = {**texts, **ids, "made_at": old, "expires_at": old}
         store.write(lambda connection, row=verdict: connection.execute(verdicts.insert(), row))
-        decision = {
-            "decision": "x",
-            "vm_key": "vm",
-            "event_key": key,
-            "jws": event_id,
-            "verdict_id": event_id,
-        }
-        new = NewDecision(**decision, issued_at_seconds=1, expires_at_seconds=2)
+        new = NewDecision(decision="x", vm_key="vm", jws=event_id, **ids, issued_at_seconds=1, expires_at_seconds=2)
         store.write(insert_decisions, [new], at=old)
     store.write(delete_old, before=format_time(NOW - timedelta(days=400)))
     assert (rows(store, decisions), rows(store, verdicts)) == (1, 1)
@@ -77,14 +71,12 @@ def test_invented_streams_of_a_vm_do_not_accumulate(store):
 
 def test_vm_beyond_its_storage_loses_its_oldest_records_and_no_open_event(store):
     limits = LimitSettings(record_bytes=16_384, open_events=2)
-    add(store, fleet_record(1, event_id="of another VM"))
+    add(store, fleet_record(1, event_id="of another VM"), fleet_record(0, event_id="open", sequence=0))
     for number in range(200):
         for sequence, transition in ((1, Transition.SCHEDULED), (2, Transition.COMPLETED)):
             record = fleet_record(0, event_id=f"E-{number}", sequence=2 * number + sequence, transition=transition)
             store.write(add_records, [ReceivedRecord(record, "x" * 1_000)], ARRIVAL, limits)
-        store.write(trim_vms, most_bytes=limits.vm_bytes)
-    is_open = fleet_record(0, event_id="open", sequence=1_000)
-    store.write(add_records, [ReceivedRecord(is_open, "x")], ARRIVAL, limits)
+        trim(store, limits)
     assert rows(store, records) < 2 * limits.vm_bytes / 2_000
     found = {event.event.event_id for event in all_events(store).values() if event.is_open}
     assert found == {"of another VM", "open"}
@@ -100,6 +92,28 @@ def test_vm_beyond_its_limits_still_confirms_events_of_other_vms(store):
     store.write(add_records, [ReceivedRecord(real, "x")], ARRIVAL, limits)
     [event] = [each for each in all_events(store).values() if each.event.event_id == "real"]
     assert ({vm.name for vm in event.vms}, event.unconfirmed) == ({"vm_0", "vm_1"}, ())
+
+
+def test_event_that_is_stored_completely_keeps_its_details_when_the_vm_is_full(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=20)
+    real = [ReceivedRecord(fleet_record(0, event_id="real"), "x")]
+    large = [ReceivedRecord(fleet_record(0, event_id="large", sequence=2), "x" * limits.vm_bytes)]
+    for received_now in (real, large, real):
+        store.write(add_records, received_now, ARRIVAL, limits)
+    [event] = [each for each in all_events(store).values() if each.event.event_id == "real"]
+    assert event.undecidable_because is None
+
+
+def test_labels_that_change_later_stay_below_the_limit(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=20)
+    before = bytes_of_texts(store)
+    for number in range(100):
+        record = fleet_record(0, event_id=f"E-{number}", sequence=number, labels={})
+        store.write(add_records, received([record]), ARRIVAL, limits)
+    labels = {f"{number}": "\N{GRINNING FACE}" * 240 for number in range(64)}
+    store.write(add_records, received([fleet_record(0, sequence=100, labels=labels)]), ARRIVAL, limits)
+    vm_row = 3 * 64 * 4 * 240
+    assert bytes_of_texts(store) - before < limits.vm_bytes + vm_row
 
 
 def test_heartbeats_do_not_use_the_storage_of_a_vm(store):
@@ -130,16 +144,41 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("large", [*LARGE.values(), {}], ids=[*LARGE, "an impact"])
 def test_data_of_one_vm_stays_below_its_limit_in_bytes(store, large):
+    impact = None if large else Impact(reason="\N{GRINNING FACE}" * 3_500)
     limits = LimitSettings(record_bytes=16_384, open_events=20)
     add(store, fleet_record(0, event_id="first", sequence=0, **large))
     before, most = bytes_of_texts(store), 0
     for number in range(100):
         for sequence, transition in ((1, Transition.SCHEDULED), (2, Transition.COMPLETED)):
             fields = {"sequence": 2 * number + sequence, "transition": transition, **large}
-            store.write(add_records, received([fleet_record(0, event_id=f"E-{number}", **fields)]), ARRIVAL, limits)
+            record = replace(fleet_record(0, event_id=f"E-{number}", **fields), impact=impact)
+            store.write(add_records, received([record]), ARRIVAL, limits)
         if number % 5 == 0:
             most = max(most, bytes_of_texts(store) - before)
-            store.write(trim_vms, most_bytes=limits.vm_bytes)
+            trim(store, limits)
     assert limits.vm_bytes / 4 < most < limits.vm_bytes
+
+
+def test_trim_keeps_the_newest_records_and_new_records_are_stored_again(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=4)
+    for number in range(40):
+        at = format_time(NOW + timedelta(seconds=number))
+        store.write(add_records, [ReceivedRecord(fleet_record(0, sequence=number), "x" * 1_000)], at, limits)
+    stored = rows(store, records)
+    assert stored < 40  # full
+    trim(store, limits)
+    left = store.read(lambda connection: sorted(connection.execute(select(records.c.sequence)).scalars()))
+    assert 0 < len(left) < stored
+    assert left == list(range(stored - len(left), stored))
+    store.write(add_records, [ReceivedRecord(fleet_record(0, sequence=99), "x")], ARRIVAL, limits)
+    assert rows(store, records) == len(left) + 1
+
+
+def test_full_vm_with_many_open_events_adds_no_event_that_only_it_reports(store):
+    limits = LimitSettings(record_bytes=16_384, open_events=2)
+    for number in range(5):
+        invented = fleet_record(0, event_id=f"E-{number}", sequence=number)
+        store.write(add_records, [ReceivedRecord(invented, "x" * limits.vm_bytes)], ARRIVAL, limits)
+    assert len(all_events(store)) == 2

@@ -20,12 +20,11 @@ from bridge.portal.store.database import rows_in
 from bridge.portal.store.events import events_of, records_of
 from bridge.portal.store.users import all_users
 from bridge.portal.verdicts import Choice, Verdict, counting, most_of_one_issuer
-from bridge.portal.vm_state import vm_key
+from bridge.portal.vm_state import record_of, vm_key
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000
 _MOST_ENTRIES = 1_000
-record_of = msgspec.json.Decoder(TransitionRecord).decode
 _lifts_of = msgspec.json.Decoder(dict[str, str]).decode
 
 

@@ -193,7 +193,8 @@ def records_of(connection: Connection, key: str, *, limit: int = 1_000) -> list[
 def newest_record(connection: Connection, key: str, vm_key: str) -> list[str]:
     """Return the original text of the record with the VM's view of the event."""
     views = views_of_vms(connection, event_vms.c.event_key, [key], event_vms.c.vm_key == vm_key)
-    query = select(records.c.body).where(records.c.record_id.in_([each.record_id for each in views]))
+    is_own = records.c.vm_key == vm_key
+    query = select(records.c.body).where(is_own, records.c.record_id.in_([each.record_id for each in views]))
     return list(connection.execute(query).scalars())
 
 
@@ -265,7 +266,7 @@ def _state_of(
     event = msgspec.structs.replace(event, description=summary.event.description, event_status=azure_status)
     why = undecidable_because(event, summary.state)
     if why is None and version_of(event).digest != summary.digest:
-        why = "the VM reports too many open events, and the portal dropped the details"
+        why = "the VM has reached a limit, so the portal dropped the details"
     status = {name: getattr(summary, name) for name in EventStatus.__struct_fields__}
     return EventState(
         **{**status, "event": event},

@@ -6,7 +6,9 @@ order is always the same, transactions cannot deadlock.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -16,7 +18,7 @@ from sqlalchemy import Connection, select, tuple_
 from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
-from bridge.portal.fleet import View, event_key, key_of_event_id, version_of, view_after
+from bridge.portal.fleet import THIN, View, event_key, key_of_event_id, version_of, view_after
 from bridge.portal.grants import group_names
 from bridge.portal.schema import (
     decisions,
@@ -39,13 +41,13 @@ from bridge.text import one_line, without_nul
 INVENTORY = "inventory"
 """The row of `properties` with the hash of the loaded inventory."""
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-#: The estimated size of the database rows for a record or an event, without its text.
-_ROW_BYTES = 2_048
-#: The estimated number of copies of an event's description and groups in the database.
+#: The estimated size of the database rows for a record without its text.
+_RECORD_BYTES = 2_048
+#: The estimated size of the database rows for an event, with all groups and without its text.
+_EVENT_BYTES = 16_384
+#: The estimated number of copies of an event's text in the database.
 _COPIES = 4
-_THIN = "-thin"
-_MOST_GROUPS = 64
-_LONGEST_GROUP = 256
+_MOST_GROUPS, _MOST_GROUP_BYTES = 32, 2_048
 
 #: The keys of the event and of the VM.
 _ViewKey: TypeAlias = tuple[str, str]
@@ -69,8 +71,10 @@ def add_records(
     received: Sequence[ReceivedRecord],
     received_at: str,
     limits: LimitSettings = LimitSettings(),  # noqa: B008  # frozen
-) -> None:
+) -> Mapping[str, int]:
     """Store the records *received*, and update their VMs and events. Ignore test records.
+
+    Return the number of changed events by VM. An EventId in a list of active events counts as a tenth of a change.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
@@ -84,10 +88,11 @@ def add_records(
     new = _stored(connection, received, received_at, known, limits)
     outcomes = [record for record in new if record.transition in _OUTCOMES]
     of_outcomes = {event_key(each.event, each.vm) for each in outcomes if each.event is not None}
-    _update(connection, known, [each.record for each in received], limits=limits, also_locked=of_outcomes)
-    for record in outcomes:
-        _mark_refusal(connection, record)
-    add_entries(connection, [_outcome(record) for record in outcomes], at=received_at)
+    reported = [each.record for each in received]
+    changed = _update(connection, known, reported, limits=limits, also_locked=of_outcomes)
+    audited = [_outcome(record) for record in outcomes if _is_first_outcome(connection, record)]
+    add_entries(connection, audited, at=received_at)
+    return changed
 
 
 def settle_again(connection: Connection, keys: Sequence[str]) -> None:
@@ -102,7 +107,7 @@ def _update(
     *,
     limits: LimitSettings,
     also_locked: Collection[str] = (),
-) -> None:
+) -> Mapping[str, int]:
     settled = _settle(connection, known)
     reports = [
         ((event_key(each.event, each.vm), vm_key(each)), each, each.event)
@@ -112,8 +117,12 @@ def _update(
     views = _views(connection, reports, known)
     changes = _changes(connection, reports, known, views, limits)
     upsert(connection, vms, [_vm_row(vm) for vm in known.values()])
-    again = {view.event_key for view in views.values() if view.current.is_open and view.vm_key in settled}
-    apply_changes(connection, changes, recount=again, also_locked=also_locked)
+    again = [view for view in views.values() if view.current.is_open and view.vm_key in settled]
+    recount = {view.event_key for view in again}
+    apply_changes(connection, changes, recount=recount, also_locked=also_locked)
+    changed = Counter({key: len(vm.active_event_ids) // 10 for key, vm in known.items()})
+    changed.update(view.vm_key for view in (*again, *(each.new for each in changes)))
+    return changed
 
 
 def lock_vms(connection: Connection, keys: Sequence[str]) -> dict[str, VmState]:
@@ -137,9 +146,10 @@ def _stored(
 
     The function does not store heartbeats, or records of a VM that has reached its limit.
     """
-    by_id = {each.record.id: each for each in received}
-    stored = {row.record_id for row in rows_in(connection, select(records.c.record_id), records.c.record_id, by_id)}
-    new = [each for key, each in by_id.items() if key not in stored]
+    by_key = {(each.record.id, vm_key(each.record)): each for each in received}
+    query = select(records.c.record_id, records.c.vm_key)
+    stored = {tuple(row) for row in rows_in(connection, query, records.c.record_id, (key for key, _ in by_key))}
+    new = [each for key, each in by_key.items() if key not in stored]
     rows = []
     for each in new:
         vm = known[vm_key(each.record)]
@@ -158,7 +168,7 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
         "record_id": record.id,
         "vm_key": vm_key(record),
         "sequence": record.sequence,
-        "stored_bytes": each.size + _ROW_BYTES,
+        "stored_bytes": each.size + _RECORD_BYTES,
         "event_key": None if record.event is None else event_key(record.event, record.vm),
         "transition": record.transition.value,
         "observed_at": record.observed_at,
@@ -180,12 +190,11 @@ def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
         taken = {row.name: row.vm_key for row in rows}
     claims = []
     for key, vm in known.items():
-        groups = [] if has_inventory else group_names(vm.vm.resource_group, vm.labels)
+        groups = [] if has_inventory else _short(group_names(vm.vm.resource_group, vm.labels))
         if key in listed:
             vm.name = listed[key].name
             groups = [each for each in listed[key].groups.split("\n") if each]
-        usable = (each for each in (*places_of(vm), *groups) if "\n" not in each and len(each) <= _LONGEST_GROUP)
-        vm.groups = tuple(without_nul(each) for each in usable)[:_MOST_GROUPS]
+        vm.groups = tuple(without_nul(each) for each in (*groups, *places_of(vm)) if "\n" not in each)
         if vm.name is not None and vm.name_key is None:
             vm.name_key = without_nul("/".join((*place_of(vm.vm), normal_name(vm.name))))
             claims.append((vm.name_key, key))
@@ -197,6 +206,12 @@ def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
             owner = taken.get(normal_name(vm.name or "")) or owners.get(vm.name_key)
             vm.is_conflict = key not in listed and owner != key
     return {key for key, vm in known.items() if before[key] != (vm.name_key, vm.groups, vm.is_conflict)}
+
+
+def _short(groups: Sequence[str]) -> list[str]:
+    """Return *groups* up to the limits. Each event contains all groups of its VMs."""
+    sizes = accumulate(len(each.encode()) for each in groups)
+    return [group for group, size in zip(groups[:_MOST_GROUPS], sizes, strict=False) if size <= _MOST_GROUP_BYTES]
 
 
 def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[str, VmState]) -> dict[_ViewKey, View]:
@@ -235,13 +250,14 @@ def _changes(
         new = _with_name(connection, view, vm)
         is_listed_as_ended = vm.listed_at > view.position and view.event_id not in vm.active_event_ids
         new = msgspec.structs.replace(new, is_listed_as_ended=is_listed_as_ended)
-        if content is not None and (is_full or has_many_open):  # store the state without the details
-            new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(_THIN)]}{_THIN}")
+        is_stored = old is not None and old.variant == new.variant
+        if content is not None and (is_full or has_many_open) and not is_stored:  # store the state without the details
+            new = msgspec.structs.replace(new, variant=f"{new.variant[: -len(THIN)]}{THIN}")
             content = ScheduledEvent(
                 event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
             )
         if content is not None:
-            size = _ROW_BYTES + _COPIES * len(msgspec.json.encode((content, vm.groups)))
+            size = _EVENT_BYTES + _COPIES * len(msgspec.json.encode(content))
             new = msgspec.structs.replace(new, stored_bytes=size)
         if new != old:
             vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)
@@ -261,8 +277,8 @@ def _with_name(connection: Connection, view: View, vm: VmState) -> View:
     return msgspec.structs.replace(view, owned_name=name, is_named=is_named)
 
 
-def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
-    """Store whether *record* reports that the agent refused or failed to approve an event.
+def _is_first_outcome(connection: Connection, record: TransitionRecord) -> bool:
+    """Store whether the agent refused a decision. Return whether this outcome is new.
 
     The outcome counts only if the record comes from the VM for which the decision was signed.
     """
@@ -271,6 +287,9 @@ def _mark_refusal(connection: Connection, record: TransitionRecord) -> None:
     of_decision = select(decisions.c.event_key).where(is_own)
     is_refused = record.transition is not Transition.APPROVED
     connection.execute(events.update().where(events.c.event_key.in_(of_decision)).values(is_refused=is_refused))
+    is_new = decisions.c.outcomes.not_like(f"%{record.transition.value}%")
+    outcomes = decisions.c.outcomes + f" {record.transition.value}"
+    return connection.execute(decisions.update().where(is_own, is_new).values(outcomes=outcomes)).rowcount > 0
 
 
 def _outcome(record: TransitionRecord) -> Entry:

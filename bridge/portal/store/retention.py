@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, s
 
 from bridge.clock import parse_time
 from bridge.portal.schema import decisions, event_vms, events, names, records, verdicts, vms
-from bridge.portal.store.fold import apply_changes
+from bridge.portal.store.fold import apply_changes, lock_events
 
 #: A transaction that deletes more rows would block the records of agents for too long.
 _ROWS = 500
@@ -18,14 +18,14 @@ def delete_old(connection: Connection, *, before: str) -> bool:
     Return whether more might exist. If an event still exists, the function keeps its decisions and verdicts, because a
     hold is valid until its event has ended. The function never deletes audit entries.
     """
-    deleted = [
-        _delete(connection, records, records.c.received_at < before),
-        _delete_views(connection, event_vms.c.received_at < before),
-    ]
     silent = select(vms.c.vm_key).where(vms.c.heard_at < before).order_by(vms.c.vm_key).limit(_ROWS)
     gone = list(connection.execute(silent.with_for_update()).scalars())
     for table in (names, vms):
         connection.execute(delete(table).where(table.c.vm_key.in_(gone)))
+    deleted = [
+        _delete(connection, records, records.c.received_at < before),
+        _delete_views(connection, event_vms.c.received_at < before),
+    ]
     seconds = int(parse_time(before).timestamp())
     has_decision = exists().where(decisions.c.event_key == verdicts.c.event_key)
     for table, is_old in (
@@ -38,32 +38,39 @@ def delete_old(connection: Connection, *, before: str) -> bool:
 
 
 def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -> int:
-    [key] = table.primary_key
-    old = list(connection.execute(select(key).where(is_old).limit(_ROWS)).scalars())
+    key = tuple_(*table.primary_key)
+    old = [tuple(row) for row in connection.execute(select(*table.primary_key).where(is_old).limit(_ROWS))]
     connection.execute(delete(table).where(key.in_(old)))
     return len(old)
 
 
-def trim_vms(connection: Connection, *, most_bytes: int) -> None:
-    """Delete old records and ended events of each VM whose data takes *most_bytes* or more."""
-    over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes).order_by(vms.c.vm_key).limit(_ROWS)
+def trim_next_vm(connection: Connection, *, after: str, most_bytes: int) -> str | None:
+    """Delete old records and ended events of the next VM with *most_bytes* or more.
+
+    Return the key of this VM, or None if no such VM has a key greater than *after*.
+    """
+    over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes, vms.c.vm_key > after)
+    key: str | None = connection.execute(over.order_by(vms.c.vm_key).limit(1).with_for_update()).scalar()
+    if key is None:
+        return None
+    of_records, of_events = (
+        select(func.coalesce(func.sum(table.c.stored_bytes), 0)).where(table.c.vm_key == key).scalar_subquery()
+        for table in (records, event_vms)
+    )
     newest = func.sum(records.c.stored_bytes).over(order_by=(records.c.received_at.desc(), records.c.record_id))
-    for key in list(connection.execute(over.with_for_update()).scalars()):
-        of_records, of_events = (
-            select(func.coalesce(func.sum(table.c.stored_bytes), 0)).where(table.c.vm_key == key).scalar_subquery()
-            for table in (records, event_vms)
-        )
-        summed = select(records.c.record_id, newest.label("bytes")).where(records.c.vm_key == key).subquery()
-        old = select(summed.c.record_id).where(summed.c.bytes > most_bytes // 2)
-        connection.execute(delete(records).where(records.c.record_id.in_(old)))
-        if connection.execute(select(of_events)).scalar_one() > most_bytes // 2:
-            _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
-        connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=of_records + of_events))
+    summed = select(records.c.record_id, newest.label("bytes")).where(records.c.vm_key == key).subquery()
+    old = select(summed.c.record_id).where(summed.c.bytes > most_bytes // 2)
+    connection.execute(delete(records).where(records.c.vm_key == key, records.c.record_id.in_(old)))
+    if connection.execute(select(of_events)).scalar_one() > most_bytes // 2:
+        _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
+    connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=of_records + of_events))
+    return key
 
 
 def _delete_views(connection: Connection, where: ColumnElement[bool]) -> int:
     key = event_vms.c.event_key, event_vms.c.vm_key
     rows = list(connection.execute(select(*key).where(where).order_by(event_vms.c.received_at).limit(_ROWS)))
+    lock_events(connection, {row.event_key for row in rows})
     connection.execute(delete(event_vms).where(tuple_(*key).in_([(row.event_key, row.vm_key) for row in rows])))
     apply_changes(connection, (), recount={row.event_key for row in rows})
     return len(rows)
