@@ -28,7 +28,7 @@ from bridge.text import without_nul
 _LONGEST_EVENT_ID = 256
 _KEY_CHARACTERS = 32
 _SHOWN_NAMES = 2
-_MOST_SUMMARY_CHARACTERS = 1_000
+_MOST_SUMMARY_CHARACTERS = 200
 THIN = "-thin"
 """The end of the variant of an event without details. The VM that reports it has reached a limit."""
 

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -41,10 +41,14 @@ logger = logging.getLogger(__name__)
 
 #: The portal can store this number of records within the ten seconds that a sink waits for a response.
 _MOST_WAITING_RECORDS = 5_000
+#: A transaction contains at most this number of records of one VM. Otherwise, one VM could delay all others.
+_MOST_AT_ONCE = 200
 #: A record counts once more for each part of this size, because a large record delays the records of other VMs.
 _LARGE_BYTES = 16 * 1024
 #: A record also counts once more for each part of this number of changed events. A new label changes all open events.
 _MANY_EVENTS = 10
+
+_Waiting: TypeAlias = tuple[list[ReceivedRecord], "asyncio.Future[None]"]
 
 
 class Ingest:
@@ -62,14 +66,15 @@ class Ingest:
         self._clock = site.clock
         self.vm_limits = VmLimits(limits.records_per_minute, clock=site.clock)
         self._log = ThrottledLog(logger, clock=site.clock)
-        self._waiting: list[tuple[list[ReceivedRecord], asyncio.Future[None]]] = []
+        self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def post(self, request: Request) -> Response:
         """Answer one request."""
         received = await self._received(request)
         began = time.perf_counter()
-        await self._write(received)
+        for start in range(0, len(received), _MOST_AT_ONCE):
+            await self._write(received[start : start + _MOST_AT_ONCE])
         self._metrics.records.inc(len(received))
         self._metrics.ingest_seconds.observe(time.perf_counter() - began)
         return Response(status_code=204)
@@ -99,7 +104,7 @@ class Ingest:
         """Count the records of each VM. Raise RequestRefused if a VM has sent too many."""
         wait_seconds = self.vm_limits.seconds_to_wait(counts)
         if wait_seconds:
-            self._metrics.records_refused.labels("rate").inc(len(counts))
+            self._metrics.records_refused.labels("rate").inc()
             raise RequestRefused(429, "This VM sends too many records.", retry_after_seconds=wait_seconds)
         self.vm_limits.count(counts)
 
@@ -126,7 +131,7 @@ class Ingest:
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting, []
+                batch = self._next_batch()
                 error = await self._store_records([record for records, _ in batch for record in records])
                 for records, stored in batch:
                     # After a failure, store each request alone, because one request must not block the others.
@@ -137,6 +142,18 @@ class Ingest:
                         stored.set_exception(own)
         finally:
             self._writing = None
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Remove the waiting requests and return them, but only one of each VM."""
+        batch: list[_Waiting] = []
+        later: list[_Waiting] = []
+        seen = set[str]()
+        for each in self._waiting:
+            vm_keys = {vm_key(received.record) for received in each[0]}
+            (batch if seen.isdisjoint(vm_keys) else later).append(each)
+            seen |= vm_keys
+        self._waiting = later
+        return batch
 
     async def _store_records(self, records: list[ReceivedRecord]) -> Exception | None:
         try:

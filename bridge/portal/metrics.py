@@ -45,7 +45,7 @@ class PortalMetrics:
         self.connections_cut = counter("connections_cut", "Connections aborted because a request exceeded a limit.")
         self.documents = counter("attested_documents", "Attested documents of agents by result.", ["result"])
         self.records = counter("records", "Received records, including duplicates.")
-        self.records_refused = counter("records_refused", "Refused records by reason.", ["reason"])
+        self.records_refused = counter("records_refused", "Refused requests with records, by reason.", ["reason"])
         self.decisions_refused = counter("decisions_refused", "Refused decisions signed elsewhere.", ["reason"])
         self.notifications = counter("notifications", "Sent notifications by target and result.", ["target", "result"])
         self.ingest_seconds = histogram(

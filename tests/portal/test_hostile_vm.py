@@ -153,25 +153,36 @@ def test_vm_cannot_claim_the_record_of_another_vm(fleet):
     assert {each["vm"]["name"] for each in fleet.portal().get("/events/A").json()["records"]} == {"vm_0", "vm_66"}
 
 
-def test_repeated_outcomes_of_a_decision_add_one_audit_entry(fleet):
+def test_each_outcome_of_a_decision_has_one_audit_entry(fleet):
     for vm in (0, 1):
         fleet.report(vm, fleet_record(vm))
         fleet.poll(vm)
     assert fleet.decide("ann", "approve", "A").status_code == 303
     [decision] = fleet.poll(0)["decisions"]
-    approval = Approval(
-        source="portal",
-        result="accepted",
-        approvers=("ann",),
-        jws_sha256=(hashlib.sha256(decision.encode()).hexdigest(),),
-    )
+    hashes = (hashlib.sha256(decision.encode()).hexdigest(),)
+    failed, approved = Transition.APPROVAL_FAILED, Transition.APPROVED
+    outcomes = [(failed, "rejected"), (failed, "rejected"), (failed, "gave_up"), (approved, "accepted")]
     for vm in (HOSTILE, 0):
-        for sequence in range(2, 5):
-            outcome = fleet_record(vm, sequence=sequence, transition=Transition.APPROVED, seconds=2)
-            fleet.report(vm, replace(outcome, approval=approval))
+        for sequence, (transition, result) in enumerate(outcomes, start=2):
+            approval = Approval(source="portal", result=result, approvers=("ann",), jws_sha256=hashes)
+            fleet.report(vm, replace(fleet_record(vm, sequence=sequence, transition=transition), approval=approval))
+    entries = [each["details"] for each in fleet.portal().get("/audit").json()["entries"] if each["actor"] == "ann"]
+    found = [(each["vm"], each["approval"]["result"]) for each in entries if "approval" in each]
+    assert sorted(found) == [("vm_0", "accepted"), ("vm_0", "gave_up"), ("vm_0", "rejected")]
+
+
+def test_invented_outcomes_of_a_decision_add_few_audit_entries(fleet):
+    fleet.report(0, fleet_record(0, resources=("vm_0",)))
+    fleet.poll(0)
+    assert fleet.decide("ann", "approve", "A").status_code == 303
+    [decision] = fleet.poll(0)["decisions"]
+    hashes = (hashlib.sha256(decision.encode()).hexdigest(),)
+    for number in range(50):
+        approval = Approval(source="portal", result=f"%{number:060}", approvers=("ann",), jws_sha256=hashes)
+        outcome = fleet_record(0, sequence=2 + number, transition=Transition.APPROVAL_FAILED)
+        fleet.report(0, replace(outcome, approval=approval))
     entries = fleet.portal().get("/audit").json()["entries"]
-    found = [(each["actor"], each["details"]["vm"]) for each in entries if each["action"] == "outcome_approved"]
-    assert found == [("ann", "vm_0")]
+    assert len([each for each in entries if each["action"] == "outcome_approval_failed"]) < 10
 
 
 def test_report_of_an_outsider_changes_nothing_and_blocks_no_hold(fleet):

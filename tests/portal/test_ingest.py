@@ -3,14 +3,19 @@
 import contextlib
 import json
 import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 import requests
-from fleet_records import fleet_record
+from fleet_records import fleet_record, vm_id_of
 from portal_kit import AGENT_TOKEN, BATCH, STRUCTURED, RunningPortal, batch, binary_headers, body_of
 
+from bridge.portal import ingest
 from bridge.portal.requests import MAX_BODY_BYTES
+from bridge.portal.store.ingest import add_records
+from bridge.portal.vm_state import vm_key
 from sinks.cloudevent import cloud_event_bytes
 
 
@@ -140,6 +145,26 @@ _WRONG = {
     "an extra that is a number": _envelope(data__event__extra=5),
     "NaN": _envelope().replace(b'"duration_seconds": 5', b'"duration_seconds": NaN'),
 }
+
+
+def test_transaction_contains_few_records_of_one_vm(tmp_path, monkeypatch):
+    most = Counter()
+
+    def recorded(connection, received, *more):
+        for key, number in Counter(vm_key(each.record) for each in received).items():
+            most[key] = max(most[key], number)
+        return add_records(connection, received, *more)
+
+    monkeypatch.setattr(ingest, "add_records", recorded)
+    parts = [[fleet_record(0, event_id=f"E-{part}", sequence=n) for n in range(100)] for part in range(8)]
+    large = [fleet_record(1, event_id="large", sequence=n) for n in range(450)]
+    with RunningPortal(tmp_path, vm_limits={"records_per_minute": 100_000}) as portal, ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda part: portal.post(batch(part), content_type=BATCH).status_code, parts))
+        assert statuses == [204] * 8
+        assert most == {vm_id_of(0): 100}
+        assert portal.post(batch(large), content_type=BATCH).status_code == 204
+        assert most[vm_id_of(1)] == 200
+        assert len(shown(portal, "large")["records"]) == 450
 
 
 def test_record_of_64_levels_is_stored(portal):

@@ -48,7 +48,7 @@ def test_memory_of_holes_in_the_heap_returns_to_the_system():
 def test_first_round_does_all_periodic_work(database, store, monkeypatch):
     add(store, fleet_record(0, event_id="old"), at=format_time(NOW - timedelta(days=401)))
     add(store, fleet_record(1, event_id="new"))
-    store.write(lambda c: c.execute(vms.update().where(vms.c.vm_key == vm_id_of(1)).values(stored_bytes=2**40)))
+    store.write(lambda c: c.execute(vms.update().where(vms.c.vm_key == vm_id_of(1)).values(stored_bytes=42_000_000)))
     clock = ManualClock(NOW).clock
     limits, calls = VmLimits(120, clock=clock), []
     limits.note_refusal(vm_id_of(66), "rate")

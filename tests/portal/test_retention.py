@@ -116,6 +116,24 @@ def test_labels_that_change_later_stay_below_the_limit(store):
     assert bytes_of_texts(store) - before < limits.vm_bytes + vm_row
 
 
+def test_deleted_open_event_does_not_count_as_open(store):
+    old = format_time(NOW - timedelta(days=401))
+    add(store, fleet_record(0, event_id="old", seconds=-401 * 86_400), at=old)
+    add(store, fleet_record(0, event_id="new", sequence=2))
+    store.write(delete_old, before=format_time(NOW - timedelta(days=400)))
+    add(store, fleet_record(0, event_id="newer", sequence=3))
+    [vm] = store.read(read_vms, [vm_id_of(0)]).values()
+    assert vm.open_events == 2
+
+
+def test_vm_with_three_times_its_open_events_adds_no_event_that_only_it_reports(store):
+    limits = LimitSettings(open_events=20)
+    for number in range(70):
+        record = fleet_record(0, event_id=f"E-{number}", sequence=number)
+        store.write(add_records, received([record]), ARRIVAL, limits)
+    assert len(all_events(store)) == 60
+
+
 def test_heartbeats_do_not_use_the_storage_of_a_vm(store):
     add(store, fleet_record(0, event_id="A"))
     [before] = store.read(read_vms, [vm_id_of(0)]).values()

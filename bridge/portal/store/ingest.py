@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, func, select, tuple_
 
 from bridge.events.event import ScheduledEvent, normal_name
 from bridge.events.record import Transition, TransitionRecord
@@ -47,6 +47,10 @@ _RECORD_BYTES = 2_048
 _EVENT_BYTES = 16_384
 #: The estimated number of copies of an event's text in the database.
 _COPIES = 4
+#: A VM that reports more open events has an invalid document or is hostile. Their number limits the work of a record.
+_MOST_OPEN = 3
+#: An agent reports at most five different outcomes of a decision.
+_MOST_OUTCOME_CHARACTERS = 500
 _MOST_GROUPS, _MOST_GROUP_BYTES = 32, 2_048
 
 #: The keys of the event and of the VM.
@@ -74,7 +78,7 @@ def add_records(
 ) -> Mapping[str, int]:
     """Store the records *received*, and update their VMs and events. Ignore test records.
 
-    Return the number of changed events by VM. An EventId in a list of active events counts as a tenth of a change.
+    Return the number of changed events by VM. An open event without a change counts as a tenth of a change.
 
     A record that is already stored can still update the state, because an agent that has lost its local state sends the
     same record again in a newer stream.
@@ -115,12 +119,15 @@ def _update(
         if each.event is not None and each.transition.is_by_azure
     ]
     views = _views(connection, reports, known)
+    opened = Counter(view.vm_key for view in views.values() if view.current.is_open)
+    for key, vm in known.items():
+        vm.open_events = opened[key]
     changes = _changes(connection, reports, known, views, limits)
     upsert(connection, vms, [_vm_row(vm) for vm in known.values()])
     again = [view for view in views.values() if view.current.is_open and view.vm_key in settled]
     recount = {view.event_key for view in again}
     apply_changes(connection, changes, recount=recount, also_locked=also_locked)
-    changed = Counter({key: len(vm.active_event_ids) // 10 for key, vm in known.items()})
+    changed = Counter({key: (vm.open_events + len(vm.active_event_ids)) // 10 for key, vm in known.items()})
     changed.update(view.vm_key for view in (*again, *(each.new for each in changes)))
     return changed
 
@@ -243,7 +250,8 @@ def _changes(
         was_open = old is not None and old.current.is_open
         is_full = vm.stored_bytes >= limits.vm_bytes
         has_many_open = vm.open_events - was_open >= limits.open_events
-        if old is None and is_full and has_many_open:
+        has_most_open = vm.open_events >= _MOST_OPEN * limits.open_events
+        if old is None and ((is_full and has_many_open) or has_most_open):
             is_known = select(events.c.event_key).where(events.c.event_key == key[0])
             if connection.execute(is_known).first() is None:  # only this VM reports the event
                 continue
@@ -287,9 +295,11 @@ def _is_first_outcome(connection: Connection, record: TransitionRecord) -> bool:
     of_decision = select(decisions.c.event_key).where(is_own)
     is_refused = record.transition is not Transition.APPROVED
     connection.execute(events.update().where(events.c.event_key.in_(of_decision)).values(is_refused=is_refused))
-    is_new = decisions.c.outcomes.not_like(f"%{record.transition.value}%")
-    outcomes = decisions.c.outcomes + f" {record.transition.value}"
-    return connection.execute(decisions.update().where(is_own, is_new).values(outcomes=outcomes)).rowcount > 0
+    outcome = f"{record.transition.value}:{one_line(record.approval.result, 64) if record.approval else ''}\n"
+    is_new = ~decisions.c.outcomes.contains(outcome, autoescape=True)
+    has_few = func.length(decisions.c.outcomes) < _MOST_OUTCOME_CHARACTERS
+    outcomes = decisions.c.outcomes + outcome
+    return connection.execute(decisions.update().where(is_own, is_new, has_few).values(outcomes=outcomes)).rowcount > 0
 
 
 def _outcome(record: TransitionRecord) -> Entry:

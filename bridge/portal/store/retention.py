@@ -38,18 +38,21 @@ def delete_old(connection: Connection, *, before: str) -> bool:
 
 
 def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -> int:
-    key = tuple_(*table.primary_key)
-    old = [tuple(row) for row in connection.execute(select(*table.primary_key).where(is_old).limit(_ROWS))]
-    connection.execute(delete(table).where(key.in_(old)))
+    keys = list(table.primary_key)
+    old = [tuple(row) for row in connection.execute(select(*keys).where(is_old).limit(_ROWS))]
+    in_index = keys[0].in_([row[0] for row in old])  # SQLite does not use an index for tuples
+    connection.execute(delete(table).where(in_index, tuple_(*keys).in_(old)))
     return len(old)
 
 
 def trim_next_vm(connection: Connection, *, after: str, most_bytes: int) -> str | None:
-    """Delete old records and ended events of the next VM with *most_bytes* or more.
+    """Delete old records and ended events of the next VM that is close to *most_bytes*.
+
+    At three quarters, the function corrects the size of a VM whose old records were deleted by `delete_old`.
 
     Return the key of this VM, or None if no such VM has a key greater than *after*.
     """
-    over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes, vms.c.vm_key > after)
+    over = select(vms.c.vm_key).where(vms.c.stored_bytes >= most_bytes * 3 // 4, vms.c.vm_key > after)
     key: str | None = connection.execute(over.order_by(vms.c.vm_key).limit(1).with_for_update()).scalar()
     if key is None:
         return None
@@ -71,6 +74,8 @@ def _delete_views(connection: Connection, where: ColumnElement[bool]) -> int:
     key = event_vms.c.event_key, event_vms.c.vm_key
     rows = list(connection.execute(select(*key).where(where).order_by(event_vms.c.received_at).limit(_ROWS)))
     lock_events(connection, {row.event_key for row in rows})
-    connection.execute(delete(event_vms).where(tuple_(*key).in_([(row.event_key, row.vm_key) for row in rows])))
+    in_index = event_vms.c.event_key.in_([row.event_key for row in rows])
+    is_row = tuple_(*key).in_([(row.event_key, row.vm_key) for row in rows])
+    connection.execute(delete(event_vms).where(in_index, is_row))
     apply_changes(connection, (), recount={row.event_key for row in rows})
     return len(rows)
