@@ -44,7 +44,7 @@ _SURPLUS = f"Its key has more than {MOST_OPEN_DECISIONS:,} open decisions."
 class _Wait(IntEnum):
     """The reason why the inbox cannot process a token yet.
 
-    If too many tokens are waiting, the inbox first drops those whose reason has the lowest value.
+    If too many tokens are waiting, the inbox drops tokens with a lower value first.
     """
 
     LATER = 1

@@ -32,7 +32,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """The type of a record: one of six changes that Azure makes, or an action of the agent."""
+    """The type of a record: a change by Azure (six types), or an action of the agent."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"

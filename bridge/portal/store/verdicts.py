@@ -211,7 +211,7 @@ def _check(
 
 
 def _check_groups(approved: Sequence[EventState]) -> None:
-    """Refuse to approve two events that affect the same scale set or resource group."""
+    """Raise VerdictRefused if two of the events affect the same scale set or group."""
     first: dict[tuple[str, ...], EventState] = {}
     for event in approved:
         for vm in (each.vm for each in event.vms if each.is_member and each.vm.resource_group):

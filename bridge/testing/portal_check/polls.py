@@ -49,7 +49,7 @@ class PollChecks:
         """The limit for an immediate response, and for the response after a decision."""
 
     def first(self) -> PollAnswer | None:
-        """Request all decisions. Return the response, or None if an agent could not use it."""
+        """Request all decisions. Return the response, or None if an agent would reject it."""
         exchange = self._asker.poll(0, self._wait_seconds)
         answer = self.read(exchange)
         if answer is not None:
