@@ -286,8 +286,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
     like a record."""
     open_events: Annotated[int, Meta(ge=20, le=100_000)] = 200
     """The maximum number of open events. For further events, the portal keeps only the state. The records and events
-    of a VM use at most `open_events` x `record_bytes`. Beyond this size, the portal stores only the state of events,
-    and deletes the VM's oldest records and ended events within a minute."""
+    of a VM use at most `open_events` x `record_bytes`. At three quarters, the portal deletes the VM's oldest
+    records and ended events. Beyond the limit, it stores only the state of events."""
 
     @property
     def vm_bytes(self) -> int:

@@ -41,7 +41,13 @@ def test_complete_report_takes_precedence_over_a_report_without_details(store):
     for vm in (1, 0):
         store.write(add_records, received([fleet_record(vm)]), ARRIVAL, limits)
     event = all_events(store)[key_of_event_id("A")]
-    assert (event.undecidable_because, event.event.resources) == (None, ("vm_0", "vm_1"))
+    assert (event.undecidable_because, event.unconfirmed) == (None, ())
+    assert [vm.is_member for vm in event.vms] == [True, True]
+
+
+def test_long_label_does_not_remove_other_groups(store):
+    event = only_event(store, fleet_record(0, labels={"a": "x" * 2_100, "team": "payments"}))
+    assert "labels.team:payments" in event.groups
 
 
 def test_name_in_the_inventory_belongs_to_its_vm(store):

@@ -17,6 +17,7 @@ from bridge.portal.schema import decisions, event_vms, metadata, records, verdic
 from bridge.portal.settings import LimitSettings
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, insert_decisions
+from bridge.portal.store.events import events_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 from bridge.portal.store.retention import delete_old, trim_next_vm
 from bridge.portal.store.vms import read_vms
@@ -114,6 +115,21 @@ def test_labels_that_change_later_stay_below_the_limit(store):
     store.write(add_records, received([fleet_record(0, sequence=100, labels=labels)]), ARRIVAL, limits)
     vm_row = 3 * 64 * 4 * 240
     assert bytes_of_texts(store) - before < limits.vm_bytes + vm_row
+
+
+def test_vm_with_many_events_in_its_life_keeps_the_details_of_new_events(store):
+    limits = LimitSettings(record_bytes=65_536, open_events=20)
+    for number in range(400):
+        fields = {"event_id": f"E-{number}", "resources": tuple(f"vm_{each}" for each in range(50))}
+        new = fleet_record(0, sequence=2 * number, seconds=number, **fields)
+        store.write(add_records, received([new]), ARRIVAL, limits)
+        [event] = store.read(events_of, [key_of_event_id(f"E-{number}")], now=ARRIVAL).values()
+        assert event.undecidable_because is None
+        ended = fleet_record(0, sequence=2 * number + 1, seconds=number, transition=Transition.COMPLETED, **fields)
+        store.write(add_records, received([ended]), ARRIVAL, limits)
+        if number % 10 == 0:
+            trim(store, limits)
+    assert rows(store, event_vms) < 300
 
 
 def test_deleted_open_event_does_not_count_as_open(store):

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
 from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.portal.fleet import EventSummary, View, count_views, show_version, summary_of, version_of, view_of
+from bridge.portal.fleet import THIN, EventSummary, View, count_views, show_version, summary_of, version_of, view_of
 from bridge.portal.schema import event_groups, event_variants, event_vms, events, vms
 from bridge.portal.store.database import in_parts, insert_missing, rows_in, upsert
 from bridge.portal.vm_state import vm_of
@@ -133,7 +133,8 @@ def _choose(connection: Connection, event: _Event) -> None:
         return
     chosen = summary.chosen(event.followed)
     if chosen.variant != summary.variant:
-        has_other_names = chosen.digest != summary.digest
+        was_thin, is_thin = summary.variant.endswith(THIN), chosen.variant.endswith(THIN)
+        has_other_names = chosen.digest != summary.digest or was_thin != is_thin
         summary.digest, summary.variant = chosen.digest, chosen.variant
         show_version(summary, _shown_version(connection, event), _vm_of_variant(connection, event))
         if has_other_names:

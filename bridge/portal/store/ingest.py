@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -43,15 +42,15 @@ INVENTORY = "inventory"
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 #: The estimated size of the database rows for a record without its text.
 _RECORD_BYTES = 2_048
-#: The estimated size of the database rows for an event, with all groups and without its text.
-_EVENT_BYTES = 16_384
-#: The estimated number of copies of an event's text in the database.
+#: The estimated size of the database rows for an event without its text and its groups.
+_EVENT_BYTES = 4_096
+#: The estimated number of copies of an event's text and groups in the database.
 _COPIES = 4
 #: A VM that reports more open events has an invalid document or is hostile. Their number limits the work of a record.
 _MOST_OPEN = 3
 #: An agent reports at most five different outcomes of a decision.
 _MOST_OUTCOME_CHARACTERS = 500
-_MOST_GROUPS, _MOST_GROUP_BYTES = 32, 2_048
+_MOST_GROUPS, _MOST_GROUP_BYTES = 64, 2_048
 
 #: The keys of the event and of the VM.
 _ViewKey: TypeAlias = tuple[str, str]
@@ -217,8 +216,14 @@ def _settle(connection: Connection, known: Mapping[str, VmState]) -> set[str]:
 
 def _short(groups: Sequence[str]) -> list[str]:
     """Return *groups* up to the limits. Each event contains all groups of its VMs."""
-    sizes = accumulate(len(each.encode()) for each in groups)
-    return [group for group, size in zip(groups[:_MOST_GROUPS], sizes, strict=False) if size <= _MOST_GROUP_BYTES]
+    kept: list[str] = []
+    size = 0
+    for group in groups:
+        new_size = size + len(group.encode())
+        if new_size <= _MOST_GROUP_BYTES and len(kept) < _MOST_GROUPS:
+            kept.append(group)
+            size = new_size
+    return kept
 
 
 def _views(connection: Connection, reports: Sequence[_Report], known: Mapping[str, VmState]) -> dict[_ViewKey, View]:
@@ -265,7 +270,7 @@ def _changes(
                 event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
             )
         if content is not None:
-            size = _EVENT_BYTES + _COPIES * len(msgspec.json.encode(content))
+            size = _EVENT_BYTES + _COPIES * len(msgspec.json.encode((content, vm.groups)))
             new = msgspec.structs.replace(new, stored_bytes=size)
         if new != old:
             vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)

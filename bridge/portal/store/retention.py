@@ -10,6 +10,8 @@ from bridge.portal.store.fold import apply_changes, lock_events
 
 #: A transaction that deletes more rows would block the records of agents for too long.
 _ROWS = 500
+#: More than the events that a VM can report in a minute.
+_ENDED_ROWS = 200
 
 
 def delete_old(connection: Connection, *, before: str) -> bool:
@@ -46,9 +48,11 @@ def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -
 
 
 def trim_next_vm(connection: Connection, *, after: str, most_bytes: int) -> str | None:
-    """Delete old records and ended events of the next VM that is close to *most_bytes*.
+    """Delete old records and ended events of the next VM that uses 3/4 of *most_bytes*.
 
-    At three quarters, the function corrects the size of a VM whose old records were deleted by `delete_old`.
+    Afterwards, its records use at most 3/8, and its events hardly more. A VM must not reach *most_bytes*, because then
+    the portal stores new events without details. The function also corrects the size of a VM whose old records were
+    deleted by `delete_old`.
 
     Return the key of this VM, or None if no such VM has a key greater than *after*.
     """
@@ -62,17 +66,17 @@ def trim_next_vm(connection: Connection, *, after: str, most_bytes: int) -> str 
     )
     newest = func.sum(records.c.stored_bytes).over(order_by=(records.c.received_at.desc(), records.c.record_id))
     summed = select(records.c.record_id, newest.label("bytes")).where(records.c.vm_key == key).subquery()
-    old = select(summed.c.record_id).where(summed.c.bytes > most_bytes // 2)
+    old = select(summed.c.record_id).where(summed.c.bytes > most_bytes * 3 // 8)
     connection.execute(delete(records).where(records.c.vm_key == key, records.c.record_id.in_(old)))
-    if connection.execute(select(of_events)).scalar_one() > most_bytes // 2:
-        _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False))
+    if connection.execute(select(of_events)).scalar_one() > most_bytes * 3 // 8:
+        _delete_views(connection, (event_vms.c.vm_key == key) & event_vms.c.is_open.is_(False), most=_ENDED_ROWS)
     connection.execute(update(vms).where(vms.c.vm_key == key).values(stored_bytes=of_records + of_events))
     return key
 
 
-def _delete_views(connection: Connection, where: ColumnElement[bool]) -> int:
+def _delete_views(connection: Connection, where: ColumnElement[bool], *, most: int = _ROWS) -> int:
     key = event_vms.c.event_key, event_vms.c.vm_key
-    rows = list(connection.execute(select(*key).where(where).order_by(event_vms.c.received_at).limit(_ROWS)))
+    rows = list(connection.execute(select(*key).where(where).order_by(event_vms.c.received_at).limit(most)))
     lock_events(connection, {row.event_key for row in rows})
     in_index = event_vms.c.event_key.in_([row.event_key for row in rows])
     is_row = tuple_(*key).in_([(row.event_key, row.vm_key) for row in rows])
