@@ -42,8 +42,8 @@ INVENTORY = "inventory"
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
 #: The estimated size of the database rows for a record without its text.
 _RECORD_BYTES = 2_048
-#: The estimated size of the database rows for an event without its text and its groups.
-_EVENT_BYTES = 4_096
+#: The estimated size of the database rows for an event, and of each of its groups, without their texts.
+_EVENT_BYTES, _GROUP_BYTES = 4_096, 128
 #: The estimated number of copies of an event's text and groups in the database.
 _COPIES = 4
 #: A VM that reports more open events has an invalid document or is hostile. Their number limits the work of a record.
@@ -270,7 +270,8 @@ def _changes(
                 event_id=content.event_id, event_type=content.event_type, event_status=content.event_status
             )
         if content is not None:
-            size = _EVENT_BYTES + _COPIES * len(msgspec.json.encode((content, vm.groups)))
+            text = msgspec.json.encode((content, vm.groups))
+            size = _EVENT_BYTES + _GROUP_BYTES * len(vm.groups) + _COPIES * len(text)
             new = msgspec.structs.replace(new, stored_bytes=size)
         if new != old:
             vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)
