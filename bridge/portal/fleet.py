@@ -329,9 +329,11 @@ def undecidable(event: EventState) -> str:
     return f"No one can decide on this event: {event.undecidable_because}."
 
 
-def view_after(known: View | None, record: TransitionRecord, event: ScheduledEvent, vm: VmState) -> View:
-    """Return *vm*'s view of *event* after *record*."""
-    version, name = version_of(event), vm.owned_name
+def view_after(
+    known: View | None, record: TransitionRecord, event: ScheduledEvent, version: Version, vm: VmState
+) -> View:
+    """Return *vm*'s view of *event*, which has *version*, after *record*."""
+    name = vm.owned_name
     at = min(record.observed_at, vm.heard_at)  # replaces a time in the future
     state = _OF_STATUS.get(event.event_status, State.OTHER)
     if record.transition.is_ending:

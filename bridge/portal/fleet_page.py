@@ -1,7 +1,7 @@
 """Serves the page of all VMs and their agents.
 
-By default, the page lists only agents that would not follow this portal's decisions. The
-database contains the names of the VMs, and the memory contains the state of their agents. This module combines both.
+By default, the page lists only agents that would not follow this portal's decisions. The database contains the names of
+the VMs, and the memory contains the state of their agents. This module combines both.
 """
 
 from __future__ import annotations

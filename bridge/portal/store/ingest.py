@@ -245,9 +245,10 @@ def _changes(
     after = dict(before)
     contents: dict[_ViewKey, ScheduledEvent] = {}
     for key, record, event in sorted(reports, key=itemgetter(0)):  # by event, so that `version_of` finds its cache
-        after[key] = view_after(after.get(key), record, event, known[key[1]])
+        version = version_of(event)
+        after[key] = view_after(after.get(key), record, event, version, known[key[1]])
         # The view can show a different record: a newer record, or an earlier record with the same ID.
-        if after[key].variant == version_of(event).variant:
+        if after[key].variant == version.variant:
             contents[key] = event
     changes = []
     for key, view in sorted(after.items()):
@@ -274,7 +275,7 @@ def _changes(
             size = _EVENT_BYTES + _GROUP_BYTES * len(vm.groups) + _COPIES * len(text)
             new = msgspec.structs.replace(new, stored_bytes=size)
         if new != old:
-            vm.open_events = max(0, vm.open_events + new.current.is_open - was_open)
+            vm.open_events += new.current.is_open - was_open
             vm.stored_bytes += new.stored_bytes - (0 if old is None else old.stored_bytes)
             changes.append(Change(old=old, new=new, groups=vm.groups, event=content))
     return changes

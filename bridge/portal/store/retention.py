@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, select, tuple_, update
 
 from bridge.clock import parse_time
@@ -40,11 +43,16 @@ def delete_old(connection: Connection, *, before: str) -> bool:
 
 
 def _delete(connection: Connection, table: Table, is_old: ColumnElement[bool]) -> int:
-    keys = list(table.primary_key)
-    old = [tuple(row) for row in connection.execute(select(*keys).where(is_old).limit(_ROWS))]
-    in_index = keys[0].in_([row[0] for row in old])  # SQLite does not use an index for tuples
-    connection.execute(delete(table).where(in_index, tuple_(*keys).in_(old)))
+    old = list(connection.execute(select(*table.primary_key).where(is_old).limit(_ROWS)))
+    _delete_rows(connection, table, old)
     return len(old)
+
+
+def _delete_rows(connection: Connection, table: Table, found: Sequence[Sequence[Any]]) -> None:
+    """Delete the rows of *table* with the primary keys *found*."""
+    keys = list(table.primary_key)
+    in_index = keys[0].in_([row[0] for row in found])  # SQLite does not use an index for tuples
+    connection.execute(delete(table).where(in_index, tuple_(*keys).in_([tuple(row) for row in found])))
 
 
 def trim_next_vm(connection: Connection, *, after: str, most_bytes: int) -> str | None:
@@ -75,11 +83,9 @@ def trim_next_vm(connection: Connection, *, after: str, most_bytes: int) -> str 
 
 
 def _delete_views(connection: Connection, where: ColumnElement[bool], *, most: int = _ROWS) -> int:
-    key = event_vms.c.event_key, event_vms.c.vm_key
-    rows = list(connection.execute(select(*key).where(where).order_by(event_vms.c.received_at).limit(most)))
+    oldest = select(*event_vms.primary_key).where(where).order_by(event_vms.c.received_at).limit(most)
+    rows = list(connection.execute(oldest))
     lock_events(connection, {row.event_key for row in rows})
-    in_index = event_vms.c.event_key.in_([row.event_key for row in rows])
-    is_row = tuple_(*key).in_([(row.event_key, row.vm_key) for row in rows])
-    connection.execute(delete(event_vms).where(in_index, is_row))
+    _delete_rows(connection, event_vms, rows)
     apply_changes(connection, (), recount={row.event_key for row in rows})
     return len(rows)
